@@ -1,0 +1,75 @@
+"""What the iteration loop asks of an engine. No torch here: the loop runs as well on a scripted engine.
+
+The loop decides *what* an iteration computes; the engine computes it and samples. The engine knows sequences only as far as
+sampling needs them (parameters, token counts, noise) and blocks only as rows of its cache.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId, TokenLogprobs
+
+
+class SequenceSlice(NamedTuple):
+    """One sequence's part in one iteration: positions [start, start + num_tokens)."""
+
+    sequence_id: SequenceId
+    start: int
+    num_tokens: int
+    token_ids: Sequence[int] | None
+    """The tokens at those positions. None: the single token that the iteration in flight is sampling for this sequence."""
+    block_ids: Sequence[BlockId]
+    """The block table; covers every position up to the last one computed here."""
+    samples: bool
+    """The slice reaches the last known token, so the next one is sampled."""
+
+
+class SampledToken(NamedTuple):
+    sequence_id: SequenceId
+    token: int
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+    """This sequence alone failed (NaN logits, say); `token` means nothing then."""
+
+
+class EngineFacts(NamedTuple):
+    """Measured or configured when the engine was loaded; never changes afterwards."""
+
+    card: ModelCard
+    num_blocks: int
+    block_size: int
+    context: int
+    """min(model's context, configured bound, num_blocks * block_size)."""
+    max_sequences: int
+    tokens_per_iteration: int
+    device: str
+    dtype: str
+
+
+class Engine(Protocol):
+    """Not thread-safe. Any exception but those reported per sequence means that the engine is beyond repair."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Iteration i + 1 may be submitted before iteration i is collected (the device works asynchronously)."""
+        ...
+
+    def add(self, admission: Admission) -> None:
+        """Registers a sequence: its sampling parameters, and its prompt and output for penalties. Copies
+        `admission.copies` before anything that is submitted later runs."""
+        ...
+
+    def remove(self, sequence_id: SequenceId) -> None:
+        """Forgets a sequence. Safe while an iteration that contains it is in flight."""
+        ...
+
+    def submit(self, slices: Sequence[SequenceSlice]) -> None:
+        """Starts one iteration over at least one slice. At most two are outstanding, one if not `looks_ahead`."""
+        ...
+
+    def collect(self) -> list[SampledToken]:
+        """Waits for the oldest outstanding iteration: one item for each slice with `samples`, in slice order."""
+        ...

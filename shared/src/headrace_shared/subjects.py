@@ -1,0 +1,141 @@
+"""Every subject, stream, consumer and bucket, and how each is configured. No subject string exists anywhere else.
+
+    requests.<model>.<lane>.<partition>   stream REQUESTS: the durable work queue
+    tokens.<router>.<request>             stream TOKENS: the token log; a router holds one wildcard subscription
+    cancel.<request>                      stream CANCELS: tombstones, heard live by every scheduler
+    grants.<worker>                       Adopt, Grant
+    progress.<scheduler>                  Progress, Snapshot
+    workers.<model>.<worker>              Hello
+    telemetry.<service>.<id>              Telemetry
+
+Names that come from outside (models) pass through `subject_token`; ids of ours are hexadecimal or `<kind>-<hex>`.
+"""
+
+import hashlib
+import re
+from typing import NamedTuple
+
+from headrace_shared.messages import Lane, RequestId, RouterId, SchedulerId, WorkerId
+
+NUM_PARTITIONS = 16
+"""Requests with equal first blocks share a partition, so that they can meet the same scheduler."""
+
+_SAFE_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+MIB = 1024 * 1024
+
+
+class StreamSpec(NamedTuple):
+    name: str
+    subjects: tuple[str, ...]
+    work_queue: bool = False
+    """Acknowledged messages are deleted, each message has one consumer, and a full stream refuses new messages."""
+    in_memory: bool = False
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    max_age_s: float | None = None
+    max_per_subject: int | None = None
+
+
+class ConsumerSpec(NamedTuple):
+    """A durable pull consumer of a work queue."""
+
+    stream: str
+    name: str
+    subject: str
+    ack_wait_s: float
+    max_ack_pending: int
+
+
+class BucketSpec(NamedTuple):
+    """A key-value bucket; keeps only the last revision of each key."""
+
+    name: str
+    max_bytes: int
+    ttl_s: float | None = None
+    in_memory: bool = False
+
+
+TOKENS = StreamSpec("TOKENS", ("tokens.*.*",), in_memory=True, max_bytes=256 * MIB, max_age_s=300.0)
+CANCELS = StreamSpec("CANCELS", ("cancel.*",), in_memory=True, max_bytes=16 * MIB, max_age_s=3600.0, max_per_subject=8)
+LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
+MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
+
+ACK_WAIT_S = 15.0
+"""Renewed by `in_progress` three times as often; a dead scheduler's requests are offered again after this."""
+MAX_ACK_PENDING = 100_000
+"""No bound of ours: schedulers pull only what they have room for."""
+
+
+def requests_stream(max_messages: int, max_bytes: int) -> StreamSpec:
+    return StreamSpec("REQUESTS", ("requests.*.*.*",), work_queue=True, max_messages=max_messages, max_bytes=max_bytes)
+
+
+def requests_consumer(model: str, lane: Lane) -> ConsumerSpec:
+    """One durable for each model and lane: its lag is the backlog that autoscalers read."""
+    token = subject_token(model)
+    subject = f"requests.{token}.{lane}.*"
+    return ConsumerSpec("REQUESTS", f"{token}-{lane}", subject, ACK_WAIT_S, MAX_ACK_PENDING)
+
+
+def request_subject(model: str, lane: Lane, partition: int) -> str:
+    assert 0 <= partition < NUM_PARTITIONS, partition
+    return f"requests.{subject_token(model)}.{lane}.{partition}"
+
+
+def tokens_subject(router: RouterId, request: RequestId) -> str:
+    return f"tokens.{router}.{request}"
+
+
+def all_tokens_of(router: RouterId) -> str:
+    return f"tokens.{router}.*"
+
+
+def cancel_subject(request: RequestId) -> str:
+    return f"cancel.{request}"
+
+
+ALL_CANCELS = "cancel.*"
+
+
+def grants_subject(worker: WorkerId) -> str:
+    return f"grants.{worker}"
+
+
+def progress_subject(scheduler: SchedulerId) -> str:
+    return f"progress.{scheduler}"
+
+
+def hello_subject(model: str, worker: WorkerId) -> str:
+    return f"workers.{subject_token(model)}.{worker}"
+
+
+def all_hellos_of(model: str) -> str:
+    return f"workers.{subject_token(model)}.*"
+
+
+ALL_HELLOS = "workers.*.*"
+
+
+def telemetry_subject(service: str, service_id: str) -> str:
+    return f"telemetry.{service}.{service_id}"
+
+
+ALL_TELEMETRY = "telemetry.*.*"
+
+
+def worker_lease_key(worker: WorkerId) -> str:
+    return f"worker.{worker}"
+
+
+def model_card_key(model: str, part: int) -> str:
+    """Cards are compressed and split into parts that fit a message; part 0 says how many there are."""
+    return f"{subject_token(model)}.{part}"
+
+
+def subject_token(name: str) -> str:
+    """A token that is safe in subjects and durable names, and different for different names."""
+    if _SAFE_TOKEN.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:48] + "_" + digest
