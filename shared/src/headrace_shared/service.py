@@ -1,0 +1,214 @@
+"""The life of a service process: start, run, drain, stop, exit code.
+
+    sys.exit(run_service(body, name="scheduler", settings=settings))
+
+`body(service)` is the whole service. It connects, starts its loops with `service.spawn`, says `service.set_ready()`,
+waits for `service.draining`, finishes what is running and returns. What can end it otherwise:
+
+- SIGTERM or SIGINT set `draining`; `drain_timeout_s` later, or at a second signal, the body is cancelled (exit code 0);
+- `service.fail(reason)`, as when the broker's connection closes for good, cancels the body (exit code 1);
+- an exception of the body or of a spawned task ends everything (exit code 1; 2 for a ConfigError, told in one line).
+
+A body that ignores its cancellation, or a thread that does not end, is cut off: the process always exits.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from headrace_shared.bus import Bus
+from headrace_shared.codec import encode
+from headrace_shared.errors import BusError, ConfigError
+from headrace_shared.health import HealthServer
+from headrace_shared.messages import Telemetry
+from headrace_shared.settings import EXIT_CONFIG, CommonSettings
+from headrace_shared.subjects import telemetry_subject
+from headrace_shared.telemetry import Metrics, configure_logging
+
+STOP_TIMEOUT_S = 5.0
+"""Longest time for clean-up after the body was cancelled."""
+TELEMETRY_PERIOD_S = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class Service:
+    """What a running service needs to know about its own process. Belongs to one event loop."""
+
+    def __init__(self, name: str, service_id: str = "") -> None:
+        self.name = name
+        self.id = service_id or f"{name}-{secrets.token_hex(4)}"
+        self.metrics = Metrics()
+        self.draining = asyncio.Event()
+        """Set once the process is to end: take nothing new, finish what is running, return."""
+        self._not_ready: Callable[[], str | None] = lambda: "starting"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._body: asyncio.Task[None] | None = None
+        self._failure: str | None = None
+        self._is_stopping = False
+
+    def set_ready(self, not_ready: Callable[[], str | None] = lambda: None) -> None:
+        """From now on the service is ready whenever `not_ready()` is None; else it returns the reason."""
+        self._not_ready = not_ready
+
+    def not_ready(self) -> str | None:
+        """Why the service can take no work now; None if it can."""
+        return "draining" if self.draining.is_set() else self._not_ready()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        """Starts a task that lives at most as long as the body. If it raises, the service ends."""
+        assert self._group is not None, "spawn() before run()"
+        task = self._group.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def fail(self, reason: str) -> None:
+        """Ends the process with exit code 1 and without draining."""
+        if self._failure is None:
+            self._failure = reason
+            log.error("service failed", reason=reason)
+        self.stop()
+
+    def drain(self) -> None:
+        """What SIGTERM does; a second call stops at once."""
+        if self.draining.is_set():
+            self.stop()
+        self.draining.set()
+
+    def stop(self) -> None:
+        """Cancels the body."""
+        self._is_stopping = True
+        self.draining.set()
+        if self._body is not None:
+            self._body.cancel()
+
+    async def run(self, body: Callable[["Service"], Coroutine[Any, Any, None]], drain_timeout_s: float) -> int:
+        """Runs the body to its end; returns the exit code. Exceptions of the body pass through, except after `fail`."""
+        self._body = asyncio.create_task(self._run_body(body), name="body")
+        limiter = asyncio.create_task(self._limit_drain(drain_timeout_s), name="drain-limit")
+        try:
+            await self._body
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                raise
+        except Exception:
+            if self._failure is None:
+                raise
+        finally:
+            limiter.cancel()
+            await asyncio.gather(limiter, return_exceptions=True)
+        return 0 if self._failure is None else 1
+
+    async def report(
+        self, bus: Bus, state: Callable[[], str], gauges: Callable[[], dict[str, float]], model: str = ""
+    ) -> None:
+        """Publishes a Telemetry message every second. Spawn it."""
+        while True:
+            message = Telemetry(service=self.name, id=self.id, state=state(), model=model, gauges=gauges())
+            with contextlib.suppress(BusError):  # the next second's figures are as good
+                bus.publish(telemetry_subject(self.name, self.id), encode(message))
+            await asyncio.sleep(TELEMETRY_PERIOD_S)
+
+    async def _run_body(self, body: Callable[["Service"], Coroutine[Any, Any, None]]) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                try:
+                    await body(self)
+                finally:
+                    self.draining.set()
+                    for task in self._tasks:
+                        task.cancel()
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
+
+    async def _limit_drain(self, timeout_s: float) -> None:
+        await self.draining.wait()
+        await asyncio.sleep(timeout_s)
+        log.warning("drain timed out", timeout_s=timeout_s)
+        self.stop()
+
+
+def run_service(
+    body: Callable[[Service], Coroutine[Any, Any, None]],
+    *,
+    name: str,
+    settings: CommonSettings,
+    serve_health: bool = True,
+) -> int:
+    """Runs a service in this process; returns its exit code. A service with a web server of its own needs no
+    `serve_health`."""
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_supervise(body, name, settings, serve_health))
+    except ConfigError as error:
+        sys.stderr.write(f"headrace-{name}: {' '.join(str(error).split())}\n")
+        return EXIT_CONFIG
+    except Exception:
+        log.exception("service crashed")
+        return 1
+    finally:
+        # The interpreter waits for threads when it exits, for ever if need be.
+        _exit_after(STOP_TIMEOUT_S)
+
+
+async def _supervise(
+    body: Callable[[Service], Coroutine[Any, Any, None]], name: str, settings: CommonSettings, serve_health: bool
+) -> int:
+    service = Service(name, settings.service_id)
+    configure_logging(name, service.id, settings.log_level, settings.log_format)
+    loop = asyncio.get_running_loop()
+
+    async def limit_stop() -> None:
+        await service.draining.wait()
+        _exit_after(settings.drain_timeout_s + STOP_TIMEOUT_S)
+
+    def on_signal() -> None:
+        log.info("stopping", now=service.draining.is_set())
+        if service.draining.is_set():
+            _exit_after(STOP_TIMEOUT_S)
+        service.drain()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    health = HealthServer(service.not_ready, service.metrics.render)
+    if serve_health and settings.health_port >= 0:
+        try:
+            port = await health.start(settings.health_host, settings.health_port)
+        except OSError as error:
+            reason = f"cannot listen on {settings.health_host}:{settings.health_port}: {error.strerror}"
+            raise ConfigError("health_port", reason) from error
+        log.info("health endpoint", host=settings.health_host, port=port)
+    limiter = asyncio.create_task(limit_stop(), name="stop-limit")
+    try:
+        return await service.run(body, settings.drain_timeout_s)
+    finally:
+        limiter.cancel()
+        await health.close()
+        log.info("stopped")
+
+
+def _exit_after(seconds: float) -> None:
+    """Ends the process `seconds` from now, unless it ended by itself."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,217 @@
+"""What the services tell about themselves: logs, metric names, trace context.
+
+Logs are one line an event on stderr, with `service`, `id` and, where bound, `request_id` and `trace_id`. Prompt and
+answer text is never logged.
+"""
+
+import logging
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+# Gauges of Telemetry messages.
+LOADING_CURRENT = "loading_current"
+"""Bytes or steps of model loading done."""
+LOADING_TOTAL = "loading_total"
+"""Bytes or steps of model loading in all."""
+NUM_RUNNING = "num_running"
+"""Sequences on the worker."""
+NUM_WAITING = "num_waiting"
+"""Requests in a scheduler's window that no worker has yet."""
+NUM_BLOCKS = "num_blocks"
+NUM_FREE_BLOCKS = "num_free_blocks"
+TOKENS_PER_S = "tokens_per_s"
+"""Output tokens over the last second."""
+NUM_IN_FLIGHT = "num_in_flight"
+"""Requests whose client is waiting at a router."""
+IS_CUDA = "is_cuda"
+"""1 on a GPU, 0 on a CPU."""
+DTYPE_BITS = "dtype_bits"
+
+
+class Instrument(NamedTuple):
+    """A Prometheus metric: what it is called, not its values."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_DURATIONS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+REQUESTS = Instrument("counter", "headrace_requests_total", "Requests by outcome.", ("model", "outcome"))
+REQUESTS_REFUSED = Instrument("counter", "headrace_requests_refused_total", "Requests refused by code.", ("code",))
+REQUESTS_IN_FLIGHT = Instrument("gauge", "headrace_requests_in_flight", "Requests whose client is waiting.")
+CLIENTS_GONE = Instrument("counter", "headrace_clients_gone_total", "Requests whose client went away first.")
+PROMPT_TOKENS = Instrument("counter", "headrace_prompt_tokens_total", "Prompt tokens.", ("model",))
+CACHED_TOKENS = Instrument(
+    "counter", "headrace_cached_tokens_total", "Prompt tokens from the prefix cache.", ("model",)
+)
+OUTPUT_TOKENS = Instrument("counter", "headrace_output_tokens_total", "Generated tokens.", ("model",))
+# Names and buckets of the next three: OpenTelemetry's conventions for generative AI servers.
+REQUEST_DURATION = Instrument(
+    "histogram", "gen_ai_server_request_duration_seconds", "Arrival to last token.", ("model",), _DURATIONS
+)
+TIME_TO_FIRST_TOKEN = Instrument(
+    "histogram", "gen_ai_server_time_to_first_token_seconds", "Arrival to first token.", ("model",), _FIRST_TOKEN
+)
+TIME_PER_OUTPUT_TOKEN = Instrument(
+    "histogram", "gen_ai_server_time_per_output_token_seconds", "Time per later token.", ("model",), _PER_TOKEN
+)
+PREEMPTIONS = Instrument(
+    "counter", "headrace_preemptions_total", "Sequences taken back for want of blocks.", ("model",)
+)
+RUNNING = Instrument("gauge", "headrace_sequences_running", "Sequences on workers.", ("model",))
+WAITING = Instrument("gauge", "headrace_requests_waiting", "Requests in the waiting window.", ("model",))
+BLOCKS = Instrument("gauge", "headrace_kv_blocks", "KV blocks by state.", ("model", "state"))
+ITERATIONS = Instrument("counter", "headrace_iterations_total", "Iterations of the engine.", ("model",))
+
+
+class Metrics:
+    """A service's metrics, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._made: dict[str, Counter | Gauge | Histogram] = {}
+
+    def counter(self, instrument: Instrument) -> Counter:
+        made = self._get(instrument)
+        assert isinstance(made, Counter), instrument
+        return made
+
+    def gauge(self, instrument: Instrument) -> Gauge:
+        made = self._get(instrument)
+        assert isinstance(made, Gauge), instrument
+        return made
+
+    def histogram(self, instrument: Instrument) -> Histogram:
+        made = self._get(instrument)
+        assert isinstance(made, Histogram), instrument
+        return made
+
+    def render(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def _get(self, instrument: Instrument) -> Counter | Gauge | Histogram:
+        if instrument.name not in self._made:
+            self._made[instrument.name] = _make(instrument, self.registry)
+        return self._made[instrument.name]
+
+
+def _make(instrument: Instrument, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    name, text, labels = instrument.name, instrument.help, instrument.labels
+    if instrument.kind == "counter":
+        return Counter(name, text, labels, registry=registry)
+    if instrument.kind == "gauge":
+        return Gauge(name, text, labels, registry=registry)
+    return Histogram(name, text, labels, registry=registry, buckets=instrument.buckets)
+
+
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def configure_logging(service: str, service_id: str, level: str, log_format: str) -> None:
+    """Sets up structlog, and the standard library's logging (of uvicorn, say) in the same form. Once a process."""
+    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+
+    def identify(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {"service": service, "id": service_id, **event}
+
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        identify,
+    ]
+    last: list[structlog.typing.Processor] = (
+        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        if as_json
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_MAX_TRACESTATE = 512
+
+
+class TraceContext(NamedTuple):
+    """W3C Trace Context, level 1. https://www.w3.org/TR/trace-context/"""
+
+    trace_id: str
+    """32 hex digits, not all zero."""
+    span_id: str
+    """16 hex digits, not all zero."""
+    flags: int = 1
+    """Bit 0: sampled."""
+    tracestate: str = ""
+
+    def child(self) -> "TraceContext":
+        """The same trace, a new span."""
+        return self._replace(span_id=_random_hex(8))
+
+    def to_headers(self) -> dict[str, str]:
+        """For HTTP headers, bus headers and `Request.trace`. Lower case: some clients compare names exactly."""
+        headers = {"traceparent": f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"}
+        return {**headers, "tracestate": self.tracestate} if self.tracestate else headers
+
+
+def new_trace() -> TraceContext:
+    return TraceContext(_random_hex(16), _random_hex(8))
+
+
+def parse_trace(headers: Mapping[str, str]) -> TraceContext | None:
+    """The context in headers with lower-case names; None if there is none or it is malformed."""
+    match = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == "ff" or (version == "00" and rest) or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    state = headers.get("tracestate", "").strip()
+    if len(state) > _MAX_TRACESTATE or not state.isascii() or not state.isprintable():
+        state = ""
+    return TraceContext(trace_id, span_id, int(flags, 16) & 1, state)
+
+
+def continue_trace(headers: Mapping[str, str]) -> TraceContext:
+    """A child of the caller's span, or a new trace."""
+    parent = parse_trace(headers)
+    return parent.child() if parent else new_trace()
+
+
+def _random_hex(num_bytes: int) -> str:
+    """Random and not all zero, which the specification forbids."""
+    while True:
+        value = secrets.token_hex(num_bytes)
+        if int(value, 16):
+            return value
