@@ -1,0 +1,99 @@
+"""The I/O process's end of the engine process: start it, send frames, read frames, end it."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+
+from msgspec import Struct
+
+from headrace_shared import codec
+from headrace_shared.errors import HeadraceError
+from headrace_worker.engine_frames import HEADER, MAX_FRAME_BYTES, FromEngine
+
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""An engine that reads nothing for so long that this much waits for it hangs."""
+KILL_TIMEOUT_S = 2.0
+
+
+class EngineDied(HeadraceError):
+    """The engine process ended or closed its end; `exit_code` is None if it still had to be killed."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        how = "closed its connection" if exit_code is None else f"ended with exit code {exit_code}"
+        super().__init__(f"the engine process {how}")
+        self.exit_code = exit_code
+
+
+class EngineLink:
+    """One engine process. Belongs to one event loop."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, module: str) -> "EngineLink":
+        """Starts `python -m module FD`. Its stderr is ours."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, frame: Struct) -> None:
+        self.send_bytes(codec.encode(frame))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Sends an encoded frame. Raises EngineDied if the engine has stopped reading."""
+        transport = self._writer.transport
+        if transport.is_closing() or transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            raise EngineDied(self._process.returncode)
+        self._writer.write(HEADER.pack(len(data)) + data)
+
+    async def read(self) -> FromEngine:
+        """The next frame. Raises EngineDied at the end."""
+        try:
+            (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            if size > MAX_FRAME_BYTES:
+                raise EngineDied(self._process.returncode)
+            data = await self._reader.readexactly(size)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise EngineDied(await self._wait(KILL_TIMEOUT_S)) from error
+        frame: FromEngine = codec.decode(data, FromEngine)  # type: ignore[arg-type]  # a union is no class to mypy
+        return frame
+
+    async def close(self) -> None:
+        """Ends the process: it has no state worth keeping. Idempotent."""
+        self._writer.close()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                self._process.kill()
+            await self._wait(KILL_TIMEOUT_S)
+
+    async def _wait(self, timeout_s: float) -> int | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.wait()
+        except TimeoutError:
+            return None

@@ -1,0 +1,211 @@
+"""The iteration loop: compose, submit, collect, retire. Pure of torch, sockets and threads; it drives an `Engine`.
+
+One rule composes an iteration: every sequence that holds a block for its next token decodes one token, and prompt
+chunks in admission order fill the rest of the token budget. There are no phases; a sequence with one token to compute
+decodes.
+
+With an engine that looks ahead, iteration i + 1 is submitted before iteration i is collected, so that the device never
+waits for Python. Then a sequence may turn out to be over while its next token is in flight: that token is discarded,
+and the sequence's blocks are confirmed free only when no iteration in flight contains it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace_shared.messages import Admission, Extension, FinishReason, SequenceId, TokenLogprobs
+from headrace_worker.iteration import Engine, SampledToken, SequenceSlice
+from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
+
+
+class SequenceResult(NamedTuple):
+    """What one iteration did to one sequence."""
+
+    sequence_id: SequenceId
+    num_computed: int
+    token: int | None = None
+    finish: FinishReason | None = None
+    error: str | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+class StepResult(NamedTuple):
+    """What one call of `step` brought about; sequences that failed without an iteration are in it too."""
+
+    num_iterations: int
+    """Collected since the start."""
+    sequences: list[SequenceResult]
+    released: list[SequenceId]
+    num_prefill_tokens: int
+    elapsed_s: float
+
+
+class _Iteration(NamedTuple):
+    parts: list[tuple[LoopSequence, SequenceSlice]]
+    num_prefill_tokens: int
+
+
+class IterationLoop:
+    """Not thread-safe. Exceptions of the engine pass through: it is beyond repair then, and so is this loop."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine = engine
+        self._facts = engine.facts
+        self._depth = 2 if engine.looks_ahead else 1
+        self._clock = clock
+        self._sequences: dict[SequenceId, LoopSequence] = {}
+        """In admission order."""
+        self._in_flight: deque[_Iteration] = deque()
+        self._num_iterations = 0
+        self._busy_since: float | None = None
+        self._failed: list[SequenceResult] = []
+        self._released: list[SequenceId] = []
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._sequences)
+
+    def admit(self, admission: Admission) -> None:
+        """Takes a sequence in. One that cannot run here is reported as failed and released by the next step."""
+        if admission.sequence_id in self._sequences:
+            return
+        problem = admission_problem(admission, self._facts)
+        if problem is not None:
+            self._failed.append(SequenceResult(admission.sequence_id, 0, error=problem))
+            self._released.append(admission.sequence_id)
+            return
+        sequence = LoopSequence(admission, self._facts.context)
+        if sequence.is_over:
+            self._failed.append(SequenceResult(admission.sequence_id, admission.num_cached, finish=sequence.finish))
+            self._released.append(admission.sequence_id)
+            return
+        self._engine.add(admission)
+        self._sequences[admission.sequence_id] = sequence
+
+    def extend(self, extension: Extension) -> None:
+        sequence = self._sequences.get(extension.sequence_id)
+        if sequence is None or sequence.is_over:
+            return
+        if are_blocks(extension.block_ids, self._facts):
+            sequence.block_ids.extend(extension.block_ids)
+        else:
+            sequence.error = "The granted cache blocks do not exist."
+            self._failed.append(SequenceResult(sequence.sequence_id, sequence.num_computed, error=sequence.error))
+            self._retire(sequence)
+
+    def release(self, sequence_id: SequenceId) -> None:
+        """Stops a sequence. An unknown one has just finished."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None and not sequence.is_over:
+            sequence.stopped = True
+            self._retire(sequence)
+
+    def reset(self) -> None:
+        """Drops every sequence without a report. Iterations in flight are still to be collected."""
+        for sequence in list(self._sequences.values()):
+            sequence.stopped = True
+            self._retire(sequence)
+        self._failed.clear()
+        self._released.clear()
+
+    def step(self) -> StepResult | None:
+        """Keeps the engine supplied and collects the oldest iteration. None: nothing can run and nothing happened."""
+        while len(self._in_flight) < self._depth and self._submit():
+            pass
+        if self._in_flight:
+            return self._collect()
+        self._busy_since = None
+        if not self._failed and not self._released:
+            return None
+        return self._result([], 0, 0.0)
+
+    def _submit(self) -> bool:
+        parts = self._compose()
+        if not parts:
+            return False
+        if self._busy_since is None:
+            self._busy_since = self._clock()
+        self._engine.submit([part for _, part in parts])
+        num_prefill_tokens = 0
+        for sequence, part in parts:
+            sequence.submitted(part)
+            if part.start < sequence.num_admitted:
+                num_prefill_tokens += part.num_tokens
+        self._in_flight.append(_Iteration(parts, num_prefill_tokens))
+        return True
+
+    def _compose(self) -> list[tuple[LoopSequence, SequenceSlice]]:
+        block_size = self._facts.block_size
+        budget = self._facts.tokens_per_iteration
+        places = self._facts.max_sequences
+        parts: list[tuple[LoopSequence, SequenceSlice]] = []
+        prompts: list[LoopSequence] = []
+        for sequence in self._sequences.values():
+            if sequence.is_over:
+                continue
+            if len(sequence.tokens) + sequence.num_sampling - sequence.num_submitted > 1:
+                prompts.append(sequence)
+            elif budget and places and (part := sequence.next_slice(block_size, 1)) is not None:
+                parts.append((sequence, part))
+                budget -= 1
+                places -= 1
+        for sequence in prompts:
+            if not budget or not places:
+                break
+            if (part := sequence.next_slice(block_size, budget)) is not None:
+                parts.append((sequence, part))
+                budget -= part.num_tokens
+                places -= 1
+        return parts
+
+    def _collect(self) -> StepResult:
+        sampled = self._engine.collect()
+        iteration = self._in_flight.popleft()
+        self._num_iterations += 1
+        results: list[SequenceResult] = []
+        position = 0
+        for sequence, part in iteration.parts:
+            sequence.num_in_flight -= 1
+            token: SampledToken | None = None
+            if part.samples:
+                token = sampled[position]
+                position += 1
+                sequence.num_sampling -= 1
+            if not sequence.is_over:
+                results.append(self._advance(sequence, part, token))
+            if sequence.is_over:
+                self._retire(sequence)
+        now = self._clock()
+        elapsed_s = now - (self._busy_since if self._busy_since is not None else now)
+        self._busy_since = now
+        return self._result(results, iteration.num_prefill_tokens, elapsed_s)
+
+    def _advance(self, sequence: LoopSequence, part: SequenceSlice, sampled: SampledToken | None) -> SequenceResult:
+        sequence.num_computed = part.start + part.num_tokens
+        if sampled is None:
+            return SequenceResult(sequence.sequence_id, sequence.num_computed)
+        error = sampled.error
+        if error is None and not 0 <= sampled.token < self._facts.card.vocab_size:
+            error = "The model gave a token outside its vocabulary."
+        if error is not None:
+            sequence.error = error
+            return SequenceResult(sequence.sequence_id, sequence.num_computed, error=error)
+        sequence.sampled(sampled.token)
+        return SequenceResult(
+            sequence.sequence_id, sequence.num_computed, sampled.token, sequence.finish, None, sampled.logprobs
+        )
+
+    def _retire(self, sequence: LoopSequence) -> None:
+        """Confirms that a sequence's blocks are free, once nothing in flight can write them."""
+        if sequence.num_in_flight or sequence.sequence_id not in self._sequences:
+            return
+        del self._sequences[sequence.sequence_id]
+        self._engine.remove(sequence.sequence_id)
+        self._released.append(sequence.sequence_id)
+
+    def _result(self, results: list[SequenceResult], num_prefill_tokens: int, elapsed_s: float) -> StepResult:
+        result = StepResult(self._num_iterations, self._failed + results, self._released, num_prefill_tokens, elapsed_s)
+        self._failed = []
+        self._released = []
+        return result

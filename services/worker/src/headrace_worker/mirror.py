@@ -1,0 +1,286 @@
+"""All that the worker holds, as the I/O process knows it: built from the grants that went in and the results that came
+out.
+
+Answers an Adopt at once, whatever the engine is doing. Also remembers what of each sequence was published and reported,
+so that a message that could not be sent is simply sent later, with more in it.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from headrace_shared import codec
+from headrace_shared.messages import (
+    Admission,
+    BlockId,
+    Extension,
+    FinishReason,
+    Grant,
+    SequenceId,
+    SequenceProgress,
+    SequenceSnapshot,
+    TokenFrame,
+    TokenLogprobs,
+)
+from headrace_worker.engine_frames import Row
+
+MAX_FRAME_TOKENS = 16_384
+MAX_FRAME_LOGPROBS = 512
+"""With log-probabilities a token takes a few hundred bytes."""
+
+
+class MirrorSequence:
+    __slots__ = (
+        "admission",
+        "block_ids",
+        "error",
+        "finish",
+        "first_index",
+        "is_released",
+        "logprobs",
+        "num_computed",
+        "num_published",
+        "num_reported",
+        "tokens",
+    )
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.block_ids: list[BlockId] = list(admission.block_ids)
+        self.tokens: array[int] = array("I")
+        """Sampled since the admission."""
+        self.logprobs: list[TokenLogprobs] | None = None if admission.request.sampling.num_logprobs is None else []
+        """As long as `tokens`, where they were asked for."""
+        self.first_index = len(admission.output) // 4
+        self.num_computed = admission.num_cached
+        self.finish: FinishReason | None = None
+        self.error: str | None = None
+        self.is_released = False
+        self.num_published = 0
+        """Leading `tokens` that went to the router."""
+        self.num_reported = 0
+        """Leading `tokens` that went to the scheduler."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.finish is None and self.error is None and not self.is_released
+
+    def next_frame(self) -> TokenFrame:
+        """The first unpublished tokens. The caller says `mark_published` once they are sent."""
+        start = self.num_published
+        end = start + (MAX_FRAME_TOKENS if self.logprobs is None else MAX_FRAME_LOGPROBS)
+        admission = self.admission
+        request = admission.request
+        return TokenFrame(
+            request_id=request.request_id,
+            choice=admission.choice,
+            attempt=admission.attempt,
+            index=self.first_index + start,
+            tokens=tuple(self.tokens[start:end]),
+            logprobs=() if self.logprobs is None else tuple(self.logprobs[start:end]),
+            finish=self.finish if end >= len(self.tokens) else None,
+            num_cached=min(admission.num_cached, len(request.prompt) // 4),
+        )
+
+
+class Mirror:
+    """Belongs to the I/O process's event loop."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._sequences: dict[SequenceId, MirrorSequence] = {}
+        self._unpublished: dict[SequenceId, MirrorSequence] = {}
+        self._unreported: dict[SequenceId, MirrorSequence] = {}
+        self._newly_released: list[SequenceId] = []
+        self._told: dict[SequenceId, int] = {}
+        """Released sequences -> number of the progress (0: the snapshot) that told of it."""
+        self._is_urgent = False
+
+    @property
+    def num_sequences(self) -> int:
+        """Those that hold blocks."""
+        return sum(1 for sequence in self._sequences.values() if not sequence.is_released)
+
+    @property
+    def num_blocks_held(self) -> int:
+        """Distinct blocks; some are shared."""
+        held: set[BlockId] = set()
+        for sequence in self._sequences.values():
+            if not sequence.is_released:
+                held.update(sequence.block_ids)
+        return len(held)
+
+    @property
+    def num_stalled(self) -> int:
+        """Sequences that have no block for their next token."""
+        return sum(1 for sequence in self._sequences.values() if sequence.is_running and not self._can_run(sequence))
+
+    @property
+    def can_run(self) -> bool:
+        """The engine has something to compute."""
+        return any(sequence.is_running and self._can_run(sequence) for sequence in self._sequences.values())
+
+    def clear(self) -> None:
+        self._sequences.clear()
+        self._unpublished.clear()
+        self._unreported.clear()
+        self._newly_released.clear()
+        self._told.clear()
+
+    def apply_grant(self, grant: Grant) -> None:
+        """Takes in what a grant admits and extends. Releases count only once the engine confirms them."""
+        for admission in grant.admissions:
+            if admission.sequence_id not in self._sequences:
+                self._sequences[admission.sequence_id] = MirrorSequence(admission)
+        for extension in grant.extensions:
+            self._extend(extension)
+        for sequence_id in [key for key, number in self._told.items() if number <= grant.progress_seen]:
+            if sequence_id not in self._unpublished:
+                del self._told[sequence_id]
+                del self._sequences[sequence_id]
+
+    def apply_rows(self, rows: Iterable[Row], released: Iterable[SequenceId]) -> int:
+        """Takes in one iteration's results; returns the number of new tokens. Rows of sequences that were dropped
+        meanwhile mean nothing."""
+        num_tokens = 0
+        for row in rows:
+            sequence = self._sequences.get(row.sequence_id)
+            if sequence is None:
+                continue
+            sequence.num_computed = row.num_computed
+            self._unreported[row.sequence_id] = sequence
+            if row.token is not None:
+                sequence.tokens.append(row.token)
+                num_tokens += 1
+                if sequence.logprobs is not None:
+                    sequence.logprobs.append(row.logprobs if row.logprobs is not None else TokenLogprobs(0.0, ()))
+            if row.finish is not None:
+                sequence.finish = row.finish
+            if row.error is not None:
+                sequence.error = row.error
+            if row.token is not None or row.finish is not None:
+                self._unpublished[row.sequence_id] = sequence
+                self._is_urgent |= row.finish is not None or len(sequence.tokens) == 1
+            elif row.error is not None:
+                self._is_urgent = True
+        for sequence_id in released:
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None and not sequence.is_released:
+                sequence.is_released = True
+                self._newly_released.append(sequence_id)
+                self._is_urgent = True
+        return num_tokens
+
+    # Token frames.
+
+    def unpublished(self) -> list[MirrorSequence]:
+        return list(self._unpublished.values())
+
+    def mark_published(self, sequence: MirrorSequence, frame: TokenFrame) -> bool:
+        """Whether that was all of it."""
+        sequence.num_published += len(frame.tokens)
+        if sequence.num_published < len(sequence.tokens):
+            return False
+        self._unpublished.pop(sequence.admission.sequence_id, None)
+        return True
+
+    def publish_again(self) -> None:
+        """The connection broke: what was sent last may be lost, so every sequence's tokens are to be sent once more."""
+        for sequence_id, sequence in self._sequences.items():
+            if sequence.tokens or sequence.finish is not None:
+                sequence.num_published = 0
+                self._unpublished[sequence_id] = sequence
+
+    # Progress.
+
+    @property
+    def has_report(self) -> bool:
+        return bool(self._unreported or self._newly_released)
+
+    @property
+    def is_report_urgent(self) -> bool:
+        """Something waits for this report: blocks for others, or choices for the prompt that they share."""
+        return self._is_urgent
+
+    def report(self, max_bytes: int) -> tuple[list[SequenceProgress], list[SequenceId]]:
+        """What is unreported, as much as fits; the rest is for the next call. The caller says `mark_reported` once it
+        is sent."""
+        rows: list[SequenceProgress] = []
+        size = 0
+        for sequence_id, sequence in self._unreported.items():
+            tokens = sequence.tokens[sequence.num_reported :].tolist()
+            size += 32 + 5 * len(tokens) + (len(sequence.error) * 4 if sequence.error is not None else 0)
+            if rows and size > max_bytes:
+                return rows, []
+            rows.append(
+                SequenceProgress(sequence_id, sequence.num_computed, tuple(tokens), sequence.finish, sequence.error)
+            )
+        return rows, self._newly_released[: max(0, max_bytes - size) // 9]
+
+    def mark_reported(self, rows: list[SequenceProgress], released: list[SequenceId], number: int) -> None:
+        for row in rows:
+            sequence = self._unreported.pop(row.sequence_id)
+            sequence.num_reported += len(row.tokens)
+        for sequence_id in released:
+            self._told[sequence_id] = number
+        del self._newly_released[: len(released)]
+        self._is_urgent = False
+
+    # Snapshot.
+
+    def snapshot(self, max_bytes: int) -> list[tuple[SequenceSnapshot, ...]]:
+        """All sequences in parts of at most `max_bytes` when encoded; at least one part. From now on everything counts
+        as reported, by progress number 0. Call `drop_larger_than` before: a sequence is never split."""
+        parts: list[tuple[SequenceSnapshot, ...]] = []
+        part: list[SequenceSnapshot] = []
+        size = 0
+        for sequence in self._sequences.values():
+            entry = _snapshot_of(sequence)
+            entry_size = len(codec.encode(entry))
+            if part and size + entry_size > max_bytes:
+                parts.append(tuple(part))
+                part, size = [], 0
+            part.append(entry)
+            size += entry_size
+            sequence.num_reported = len(sequence.tokens)
+            if sequence.is_released:
+                self._told[sequence.admission.sequence_id] = 0
+        self._is_urgent = False
+        self._unreported.clear()
+        self._newly_released.clear()
+        return [*parts, tuple(part)]
+
+    def drop_larger_than(self, max_bytes: int) -> list[SequenceId]:
+        """Forgets sequences that no message can describe; the engine is to release them, and the scheduler places them
+        anew."""
+        dropped = [
+            sequence_id
+            for sequence_id, sequence in self._sequences.items()
+            if 4 * len(sequence.tokens) + len(sequence.admission.request.prompt) > max_bytes // 2
+            and len(codec.encode(_snapshot_of(sequence))) > max_bytes
+        ]
+        for sequence_id in dropped:
+            for known in (self._sequences, self._unpublished, self._unreported, self._told):
+                known.pop(sequence_id, None)
+        self._newly_released = [key for key in self._newly_released if key in self._sequences]
+        return dropped
+
+    def _extend(self, extension: Extension) -> None:
+        sequence = self._sequences.get(extension.sequence_id)
+        if sequence is not None and not sequence.is_released:
+            sequence.block_ids.extend(extension.block_ids)
+
+    def _can_run(self, sequence: MirrorSequence) -> bool:
+        return sequence.num_computed < len(sequence.block_ids) * self._block_size
+
+
+def _snapshot_of(sequence: MirrorSequence) -> SequenceSnapshot:
+    return SequenceSnapshot(
+        admission=replace(sequence.admission, block_ids=tuple(sequence.block_ids), copies=()),
+        tokens=codec.pack_ids(sequence.tokens),
+        num_computed=sequence.num_computed,
+        finish=sequence.finish,
+        error=sequence.error,
+        released=sequence.is_released,
+    )

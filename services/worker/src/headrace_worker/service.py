@@ -1,0 +1,226 @@
+"""The I/O process of a worker: holds the broker connection and the engine process, and connects the two.
+
+    loading -> ready -> draining -> leaving
+
+Ready only after the engine has generated a token. When the engine dies, hangs or talks nonsense, the process says that
+it leaves and exits non-zero: its scheduler places the sequences elsewhere, a supervisor starts a new worker.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+from msgspec.structs import replace
+
+from headrace_shared import codec, telemetry
+from headrace_shared.bus import Bus
+from headrace_shared.errors import BusError, ConfigError, HeadraceError
+from headrace_shared.messages import Hello, ModelCard, WorkerId, WorkerState
+from headrace_shared.model_cards import served_name, store_card
+from headrace_shared.service import Service
+from headrace_shared.subjects import TOKENS, grants_subject, hello_subject
+from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, TokenizerPart
+from headrace_worker.engine_link import EngineDied, EngineLink
+from headrace_worker.mirror import Mirror
+from headrace_worker.session import Session
+from headrace_worker.settings import WorkerSettings
+
+TICK_S = 0.05
+HELLO_S = 1.0
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
+_STORE_RETRY_S = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class EngineHangs(HeadraceError):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the engine has finished no iteration for {seconds:.0f} s while it has something to compute")
+
+
+class WorkerService:
+    """One worker process on a connected bus. `run` returns when it has drained."""
+
+    def __init__(
+        self, service: Service, bus: Bus, settings: WorkerSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._service = service
+        self._bus = bus
+        self._settings = settings
+        self._clock = clock
+        self._id = WorkerId(service.id)
+        self._state = WorkerState.LOADING
+        self._model = settings.served_name or served_name(settings.model)
+        self._facts: Loaded | None = None
+        self._session: Session | None = None
+        self._loading: Loading | None = None
+        self._drained = asyncio.Event()
+        self._counted_at = clock()
+        self._counted_tokens = 0
+
+    async def run(self) -> None:
+        """Raises ConfigError if the engine cannot serve what is configured, EngineDied or EngineHangs if it fails."""
+        link = await EngineLink.start(self._settings.engine_module)
+        log.info("engine process started", pid=link.pid)
+        self._service.spawn(self._say_hello(), "hello")
+        self._service.spawn(
+            self._service.report(self._bus, lambda: self._state.value, self._gauges, self._model), "telemetry"
+        )
+        try:
+            if await self._unless_draining(self._prepare(link)):
+                await self._serve(link)
+        finally:
+            self._set_state(WorkerState.LEAVING)
+            await link.close()
+
+    async def _prepare(self, link: EngineLink) -> None:
+        card = await self._load(link)
+        await self._store_card(card)
+        await self._bus.ensure_stream(TOKENS)
+
+    async def _unless_draining(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether `work` came to its end before the process was told to stop."""
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._service.draining.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            return task.done()
+        finally:
+            for each in (task, stop):
+                each.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+    async def _load(self, link: EngineLink) -> ModelCard:
+        link.send(Load(config=self._settings.engine_config()))
+        tokenizer = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.load_timeout_s):
+                while True:
+                    frame = await link.read()
+                    if isinstance(frame, Loading):
+                        self._loading = frame
+                        log.info("loading", stage=frame.stage, current=frame.current, total=frame.total)
+                    elif isinstance(frame, TokenizerPart):
+                        tokenizer += frame.data
+                        if len(tokenizer) > MAX_TOKENIZER_BYTES:
+                            raise ConfigError("model", f"its tokenizer exceeds {MAX_TOKENIZER_BYTES} bytes")
+                    elif isinstance(frame, Refused):
+                        raise ConfigError(frame.key, frame.problem)
+                    elif isinstance(frame, Loaded):
+                        self._facts = frame
+                        self._model = frame.card.model
+                        return replace(frame.card, tokenizer=bytes(tokenizer))
+        except TimeoutError as error:
+            raise EngineHangs(self._settings.load_timeout_s) from error
+
+    async def _store_card(self, card: ModelCard) -> None:
+        """A worker whose card is not in the broker would be of no use to any router."""
+        while True:
+            try:
+                await store_card(self._bus, card)
+                return
+            except BusError as error:
+                log.warning("model card not stored yet", error=str(error))
+                await asyncio.sleep(_STORE_RETRY_S)
+
+    async def _serve(self, link: EngineLink) -> None:
+        assert self._facts is not None
+        session = Session(
+            self._id, self._bus, Mirror(self._facts.block_size), link.send_bytes, self._hello, self._clock()
+        )
+        self._session = session
+        subscription = await self._bus.subscribe(
+            grants_subject(self._id), lambda message: self._guard(lambda: session.on_control(message, self._clock()))
+        )
+        self._bus.on_reconnect(lambda: self._guard(lambda: session.on_reconnect(self._clock())))
+        self._service.set_ready(lambda: None if self._bus.is_connected else "no connection to the broker")
+        self._set_state(WorkerState.READY)
+        log.info("ready", model=self._model, num_blocks=self._facts.num_blocks, device=self._facts.device)
+        self._service.spawn(self._read(link, session), "engine")
+        self._service.spawn(self._tick(session), "tick")
+        try:
+            await self._service.draining.wait()
+            self._set_state(WorkerState.DRAINING)
+            await self._drained.wait()
+        finally:
+            await subscription.close()
+
+    async def _read(self, link: EngineLink, session: Session) -> None:
+        while True:
+            frame = await link.read()
+            if isinstance(frame, Iteration):
+                session.on_iteration(frame, self._clock())
+
+    async def _tick(self, session: Session) -> None:
+        while True:
+            now = self._clock()
+            session.tick(now)
+            if self._service.draining.is_set() and not (session.mirror.num_sequences or session.mirror.has_report):
+                self._drained.set()
+            if not session.mirror.can_run:
+                session.iterated_at = now
+            elif now - session.iterated_at > self._settings.hang_timeout_s:
+                raise EngineHangs(now - session.iterated_at)
+            await asyncio.sleep(TICK_S)
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Runs `call` in a bus callback, where an engine that stopped reading must end the service, not the bus."""
+        try:
+            call()
+        except EngineDied as error:
+            self._service.fail(str(error))
+
+    async def _say_hello(self) -> None:
+        while True:
+            self._hello()
+            await asyncio.sleep(HELLO_S)
+
+    def _set_state(self, state: WorkerState) -> None:
+        if state is not self._state:
+            self._state = state
+            self._hello()
+
+    def _hello(self) -> None:
+        facts = self._facts
+        hello = Hello(
+            worker=self._id,
+            model=self._model,
+            state=self._state,
+            epoch=self._session.epoch if self._session is not None else 0,
+            num_blocks=facts.num_blocks if facts is not None else 0,
+            block_size=facts.block_size if facts is not None else 0,
+            context=facts.context if facts is not None else 0,
+            max_sequences=facts.max_sequences if facts is not None else 0,
+            tokens_per_iteration=facts.tokens_per_iteration if facts is not None else 0,
+        )
+        with contextlib.suppress(BusError):  # the next one is soon
+            self._bus.publish(hello_subject(self._model, self._id), codec.encode(hello))
+
+    def _gauges(self) -> dict[str, float]:
+        gauges: dict[str, float] = {}
+        if self._loading is not None and self._session is None:
+            gauges[telemetry.LOADING_CURRENT] = self._loading.current
+            gauges[telemetry.LOADING_TOTAL] = self._loading.total
+        if self._facts is None or self._session is None:
+            return gauges
+        now, num_tokens = self._clock(), self._session.num_output_tokens
+        tokens_per_s = (num_tokens - self._counted_tokens) / max(now - self._counted_at, 1e-3)
+        self._counted_at, self._counted_tokens = now, num_tokens
+        mirror = self._session.mirror
+        num_running = mirror.num_sequences
+        return {
+            telemetry.NUM_RUNNING: num_running,
+            telemetry.NUM_BLOCKS: self._facts.num_blocks,
+            telemetry.NUM_FREE_BLOCKS: self._facts.num_blocks - mirror.num_blocks_held,
+            telemetry.TOKENS_PER_S: tokens_per_s,
+            telemetry.IS_CUDA: float(self._facts.device.startswith("cuda")),
+            telemetry.DTYPE_BITS: 32.0 if self._facts.dtype == "float32" else 16.0,
+            "num_stalled": mirror.num_stalled,
+            "num_iterations": self._session.num_iterations,
+            "batch_occupancy": min(1.0, num_running / self._facts.max_sequences),
+        }

@@ -1,0 +1,54 @@
+"""Settings of the worker: those of every service, the engine's, and how the I/O process treats the engine process."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from headrace_shared.settings import CommonSettings
+from headrace_worker.config import EngineConfig
+
+
+class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
+    model: str = "smollm2-135m"
+    """Built-in name, checkpoint folder, GGUF file, or hub id."""
+    served_name: str = ""
+    """Name of the model in the API; empty: derived from the model."""
+    device: Annotated[str, Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of weights and cache; auto: bfloat16 where the device computes it fast, else float32."""
+    context: Annotated[int, Meta(ge=0)] = 0
+    """Most tokens (prompt and answer) of a sequence; 0: the model's own."""
+    block_size: Annotated[int, Meta(ge=4, le=256)] = 16
+    """Tokens in a block of the KV cache."""
+    num_blocks: Annotated[int, Meta(ge=0)] = 0
+    """Blocks of the KV cache; 0: as many as kv-cache-bytes (CPU) or the free memory (GPU) hold."""
+    kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    """Size of the KV cache on a CPU."""
+    max_sequences: Annotated[int, Meta(ge=1, le=4096)] = 64
+    """Most sequences in one iteration."""
+    tokens_per_iteration: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    """Most tokens that one iteration computes."""
+    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """CPU threads for tensor work; 0: all cores that the process may use."""
+    engine_module: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*$")] = "headrace_worker.engine_process"
+    """Python module that runs as the engine process."""
+    load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
+    """Longest time until the engine has loaded the model and generated a token."""
+    hang_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    """The engine is given up if it finishes no iteration for so long while it has something to compute."""
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            model=self.model,
+            served_name=self.served_name,
+            device=self.device,
+            dtype=self.dtype,
+            context=self.context,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            kv_cache_bytes=self.kv_cache_bytes,
+            max_sequences=self.max_sequences,
+            tokens_per_iteration=self.tokens_per_iteration,
+            num_threads=self.num_threads,
+        )

@@ -1,0 +1,196 @@
+"""An engine without torch that follows a script, for tests and benchmarks.
+
+The next token is a function of (seed, choice, output index), so that any continuation can be checked
+(`expected_output`). Some prompts ask for more: see `ECHO` and the others. With `checks` it also keeps what the loop and
+the scheduler wrote into which block, and raises when an iteration would read anything but the sequence's own tokens.
+
+`python -m tests.scripted_engine FD` is an engine process. Its environment: SCRIPTED_STEP_S (duration of an iteration),
+SCRIPTED_LOOKS_AHEAD (0 or 1), SCRIPTED_CHECKS (0 or 1).
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from headrace_shared.codec import unpack_ids
+from headrace_shared.errors import ConfigError
+from headrace_shared.messages import Admission, ModelCard, SequenceId, TokenLogprobs, TopLogprob
+from headrace_worker.config import EngineConfig
+from headrace_worker.engine_process import Report, run
+from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
+
+VOCAB_SIZE = 4096
+FIRST_SPECIAL = 4000
+"""The script's own tokens are below."""
+ECHO = 4001
+"""[ECHO, *nonce]: repeats the nonce for ever."""
+ERROR_AT = 4002
+"""[ERROR_AT, k]: the sequence fails at output index k."""
+EXIT_AT = 4003
+"""[EXIT_AT, k]: the process exits at output index k, whichever attempt it is."""
+SLEEP = 4004
+"""[SLEEP, ms]: each iteration with this sequence takes that much longer."""
+HANG_AT = 4005
+"""[HANG_AT, k]: the iteration that samples output index k never ends."""
+BAD_TOKEN_AT = 4006
+"""[BAD_TOKEN_AT, k]: gives a token outside the vocabulary at output index k."""
+
+
+def scripted_token(prompt: Sequence[int], seed: int, choice: int, index: int) -> int:
+    if prompt[0] == ECHO:
+        return prompt[1 + index % (len(prompt) - 1)]
+    mixed = (seed * 0x9E3779B97F4A7C15 + choice * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB) & (2**64 - 1)
+    mixed ^= mixed >> 29
+    return int((mixed * 0xD6E8FEB86659FD93 & (2**64 - 1)) >> 33) % FIRST_SPECIAL
+
+
+def expected_output(prompt: Sequence[int], seed: int, choice: int, num_tokens: int) -> list[int]:
+    """What a request without stop tokens generates."""
+    return [scripted_token(prompt, seed, choice, index) for index in range(num_tokens)]
+
+
+class ScriptedEngine:
+    """Implements `iteration.Engine`."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 256,
+        block_size: int = 16,
+        context: int = 4096,
+        max_sequences: int = 64,
+        tokens_per_iteration: int = 256,
+        model: str = "scripted",
+        looks_ahead: bool = False,
+        checks: bool = True,
+        step_s: float = 0.0,
+    ) -> None:
+        context = min(context, num_blocks * block_size)
+        card = ModelCard(
+            model=model, tokenizer=b"{}", vocab_size=VOCAB_SIZE, context=context, eos_token_ids=(0,), created=1
+        )
+        self._facts = EngineFacts(
+            card, num_blocks, block_size, context, max_sequences, tokens_per_iteration, "cpu", "float32"
+        )
+        self._looks_ahead = looks_ahead
+        self._step_s = step_s
+        self._cache = [[-1] * block_size for _ in range(num_blocks)] if checks else None
+        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._outstanding: deque[tuple[float, list[SampledToken]]] = deque()
+        self._ready_at = 0.0
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self._looks_ahead
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._sequences)
+
+    def add(self, admission: Admission) -> None:
+        assert admission.sequence_id not in self._sequences, admission.sequence_id
+        if self._cache is not None:
+            for source, destination in admission.copies:
+                self._cache[destination] = list(self._cache[source])
+        self._sequences[admission.sequence_id] = _Sequence(admission)
+
+    def remove(self, sequence_id: SequenceId) -> None:
+        del self._sequences[sequence_id]
+
+    def submit(self, slices: Sequence[SequenceSlice]) -> None:
+        assert slices and len(slices) <= self._facts.max_sequences, len(slices)
+        assert sum(part.num_tokens for part in slices) <= self._facts.tokens_per_iteration
+        assert len(self._outstanding) < (2 if self._looks_ahead else 1)
+        assert len({part.sequence_id for part in slices}) == len(slices), "a sequence twice in one iteration"
+        duration_s = self._step_s
+        sampled = []
+        for part in slices:
+            sequence = self._sequences[part.sequence_id]
+            self._compute(sequence, part)
+            if part.samples:
+                sampled.append(sequence.sample())
+            if sequence.prompt[0] == SLEEP:
+                duration_s += sequence.prompt[1] / 1000
+        self._ready_at = max(self._ready_at, time.monotonic()) + duration_s
+        self._outstanding.append((self._ready_at, sampled))
+
+    def collect(self) -> list[SampledToken]:
+        ready_at, sampled = self._outstanding.popleft()
+        time.sleep(max(0.0, ready_at - time.monotonic()))
+        return sampled
+
+    def _compute(self, sequence: "_Sequence", part: SequenceSlice) -> None:
+        end = part.start + part.num_tokens
+        assert part.start == sequence.num_computed, f"{part} after {sequence.num_computed} computed positions"
+        assert end <= len(sequence.tokens) and part.samples == (end == len(sequence.tokens)), part
+        assert end <= len(part.block_ids) * self._facts.block_size, f"{part} has no block"
+        if part.token_ids is None:
+            assert part.num_tokens == 1 and self._outstanding, part
+        else:
+            assert list(part.token_ids) == sequence.tokens[part.start : end], part
+        sequence.num_computed = end
+        if self._cache is None:
+            return
+        size = self._facts.block_size
+        for position in range(part.start, end):
+            self._cache[part.block_ids[position // size]][position % size] = sequence.tokens[position]
+        read = [self._cache[part.block_ids[position // size]][position % size] for position in range(end)]
+        assert read == sequence.tokens[:end], f"sequence {part.sequence_id} reads {read}, not {sequence.tokens[:end]}"
+
+
+class _Sequence:
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.prompt = unpack_ids(admission.request.prompt).tolist()
+        self.tokens = self.prompt + unpack_ids(admission.output).tolist()
+        self.num_computed = admission.num_cached
+
+    def sample(self) -> SampledToken:
+        request = self.admission.request
+        index = len(self.tokens) - len(self.prompt)
+        token = scripted_token(self.prompt, request.sampling.seed, self.admission.choice, index)
+        while index < request.stop.min_tokens and token in request.stop.stop_token_ids:
+            token = (token + 1) % FIRST_SPECIAL
+        error = None
+        if len(self.prompt) > 1 and index == self.prompt[1]:
+            if self.prompt[0] == ERROR_AT:
+                error = "scripted error"
+            elif self.prompt[0] == EXIT_AT:
+                os._exit(7)
+            elif self.prompt[0] == HANG_AT:
+                time.sleep(3600)
+            elif self.prompt[0] == BAD_TOKEN_AT:
+                token = VOCAB_SIZE
+        self.tokens.append(token)
+        logprobs = None
+        if request.sampling.num_logprobs is not None:
+            top = [TopLogprob(rank, -1.0 - rank) for rank in range(request.sampling.num_logprobs)]
+            logprobs = TokenLogprobs(-0.5, tuple(top))
+        return SampledToken(self.admission.sequence_id, token, logprobs, error)
+
+
+def load(config: EngineConfig, report: Report) -> ScriptedEngine:
+    if config.model == "missing":
+        raise ConfigError("model", "there is no model 'missing'")
+    report("script", 1, 1)
+    return ScriptedEngine(
+        num_blocks=config.num_blocks or 256,
+        block_size=config.block_size,
+        context=config.context or 4096,
+        max_sequences=config.max_sequences,
+        tokens_per_iteration=config.tokens_per_iteration,
+        model=config.served_name or config.model,
+        looks_ahead=os.environ.get("SCRIPTED_LOOKS_AHEAD", "1") == "1",
+        checks=os.environ.get("SCRIPTED_CHECKS", "1") == "1",
+        step_s=float(os.environ.get("SCRIPTED_STEP_S", "0.002")),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(load, sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""Builders for tests that drive the iteration loop."""
+
+from collections.abc import Iterable
+
+from headrace_shared.codec import pack_ids
+from headrace_shared.messages import (
+    Admission,
+    BlockId,
+    FinishReason,
+    Request,
+    RequestId,
+    RouterId,
+    SamplingParams,
+    SequenceId,
+    StopParams,
+)
+from headrace_worker.loop import IterationLoop, SequenceResult, StepResult
+
+
+def admission(
+    sequence_id: int,
+    prompt: list[int],
+    blocks: Iterable[int],
+    *,
+    max_tokens: int = 4,
+    min_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
+    output: list[int] | None = None,
+    num_cached: int = 0,
+    copies: tuple[tuple[int, int], ...] = (),
+    seed: int = 0,
+    choice: int = 0,
+    num_logprobs: int | None = None,
+) -> Admission:
+    request = Request(
+        request_id=RequestId(f"{sequence_id:032x}"),
+        router=RouterId("router-1"),
+        model="scripted",
+        prompt=pack_ids(prompt),
+        sampling=SamplingParams(seed=seed, num_logprobs=num_logprobs),
+        stop=StopParams(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids),
+    )
+    return Admission(
+        sequence_id=SequenceId(sequence_id),
+        request=request,
+        choice=choice,
+        attempt=0,
+        block_ids=tuple(BlockId(block) for block in blocks),
+        output=pack_ids(output or []),
+        num_cached=num_cached,
+        copies=tuple((BlockId(source), BlockId(destination)) for source, destination in copies),
+        ack_subject="$JS.ACK.1",
+    )
+
+
+class Collected:
+    """Everything that a loop reported, by sequence."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.finish: dict[int, FinishReason] = {}
+        self.errors: dict[int, str] = {}
+        self.num_computed: dict[int, int] = {}
+        self.released: list[int] = []
+        self.num_prefill_tokens = 0
+
+    def add(self, step: StepResult) -> None:
+        for result in step.sequences:
+            self._add_result(result)
+        self.released.extend(step.released)
+        self.num_prefill_tokens += step.num_prefill_tokens
+
+    def _add_result(self, result: SequenceResult) -> None:
+        key = int(result.sequence_id)
+        assert key not in self.finish and key not in self.errors, f"{result} after the end"
+        assert key not in self.released, f"{result} after the release"
+        assert result.num_computed >= self.num_computed.get(key, 0)
+        self.num_computed[key] = result.num_computed
+        if result.token is not None:
+            self.tokens.setdefault(key, []).append(result.token)
+        if result.finish is not None:
+            self.finish[key] = result.finish
+        if result.error is not None:
+            self.errors[key] = result.error
+
+
+def run_until_idle(loop: IterationLoop, collected: Collected | None = None, max_steps: int = 10_000) -> Collected:
+    collected = collected or Collected()
+    for _ in range(max_steps):
+        step = loop.step()
+        if step is None:
+            return collected
+        collected.add(step)
+    raise AssertionError(f"not idle after {max_steps} steps")
