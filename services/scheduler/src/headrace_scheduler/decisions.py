@@ -61,7 +61,7 @@ class Adoption(NamedTuple):
     """What a snapshot taught us."""
 
     adopted: tuple[RequestId, ...]
-    """Requests that were unknown before. Their log may already hold a RequestEnded by the predecessor: then `forget`."""
+    """Requests that were unknown before. Where the log already holds the predecessor's RequestEnded, `forget` them."""
     incomplete: tuple[RequestId, ...]
     """Requests with choices of which nothing is known. `restore` them from the token log, else they never end."""
 
@@ -115,10 +115,10 @@ class Gauges(NamedTuple):
     num_preemptions: int
     """This and the following count since the start."""
     num_losses: int
-    """Sequences that lost their worker."""
+    """Requests that lost a worker, or whose sequence the worker dropped."""
     num_admissions: int
-    num_prompt_tokens: int
-    """Known tokens of all admissions."""
+    num_known_tokens: int
+    """Of all admissions: prompt, and output of earlier attempts."""
     num_cached_tokens: int
     """Those of them that came from the prefix cache or from a sibling choice."""
     workers: dict[WorkerId, WorkerGauges]

@@ -1,28 +1,45 @@
 """The scheduler's pure core: events in, decisions out. No I/O, clock, randomness or environment; time is an argument.
 
-The shell calls the event methods as things happen and `schedule` after each batch of events, then sends what it returns.
-Each event method leaves every structure consistent (`check_integrity`), and none raises for what a peer may send.
+The shell calls the event methods as things happen and `schedule` after each batch of events, then sends what that
+returns. Each event method leaves every structure consistent (`check_integrity`), and none raises for what may happen.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from headrace_scheduler.admission import Admitter
+from headrace_scheduler.adoption import FAILED_MESSAGE, adopt, block_tables
 from headrace_scheduler.decisions import (
     AddResult,
     Adoption,
     ChoiceLog,
+    Credit,
     Decisions,
     Gauges,
     SchedulerConfig,
     WorkerFacts,
 )
+from headrace_scheduler.ledger import Stay, WorkerLedger
+from headrace_scheduler.registry import Registry
+from headrace_scheduler.sequence import OwnedRequest, SequenceState
 from headrace_shared.messages import (
     CancelReason,
+    Outcome,
     Progress,
     Request,
     RequestId,
+    SequenceProgress,
     SequenceSnapshot,
     WorkerId,
 )
+
+ATTEMPTS_PER_DELIVERY = 256
+"""A redelivered message starts above all attempts of its earlier delivery (the token log knows exactly, if given)."""
+
+OUTCOMES = {
+    CancelReason.CLIENT: Outcome.CANCELLED,
+    CancelReason.STOP: Outcome.FINISHED,
+    CancelReason.DEADLINE: Outcome.EXPIRED,
+}
 
 
 class Scheduler:
@@ -30,6 +47,11 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self._config = config or SchedulerConfig()
+        self._registry = Registry()
+        self._workers: dict[WorkerId, WorkerLedger] = {}
+        self._admitter = Admitter(self._registry, self._workers)
+        self._num_preemptions = 0
+        self._num_losses = 0
 
     def add_worker(
         self, worker_id: WorkerId, facts: WorkerFacts, snapshot: Sequence[SequenceSnapshot], now: float
@@ -39,15 +61,35 @@ class Scheduler:
         Also for a known worker that was adopted again under a new epoch: the snapshot is the truth, credit that was
         decided for it but not yet fetched by `schedule` is void, and sequences that it does not hold are placed anew.
         """
-        raise NotImplementedError
+        old = self._workers.pop(worker_id, None)
+        if old is not None:
+            self._abandon(old)
+        config = self._config
+        ledger = WorkerLedger(facts, config.horizon_blocks, config.prefix_caching, block_tables(snapshot))
+        self._workers[worker_id] = ledger
+        new = adopt(self._registry, ledger, snapshot)
+        self._admitter.see(item.admission.sequence_id for item in snapshot)
+        for request in new:
+            self._registry.unpark(request)
+        self._registry.may_admit = True
+        ids = [request.request.request_id for request in new if request.num_open]
+        incomplete = [request.request.request_id for request in new if request.in_state(SequenceState.UNKNOWN)]
+        return Adoption(tuple(ids), tuple(incomplete))
 
     def worker_lost(self, worker_id: WorkerId, now: float) -> None:
         """Died, leaves, or its lease is gone. Its sequences wait again, with their output. Unknown: no-op."""
-        raise NotImplementedError
+        ledger = self._workers.pop(worker_id, None)
+        if ledger is None:
+            return
+        self._count_losses({id(r): r for r in self._abandon(ledger)}.values())
+        self._registry.may_admit = True
 
     def set_accepting(self, worker_id: WorkerId, accepting: bool) -> None:
         """Whether the worker gets new sequences (false while it drains). Unknown: no-op."""
-        raise NotImplementedError
+        ledger = self._workers.get(worker_id)
+        if ledger is not None and ledger.accepting is not accepting:
+            ledger.accepting = accepting
+            self._registry.may_admit = True
 
     def add_request(
         self,
@@ -61,47 +103,196 @@ class Scheduler:
         """A message of the queue. `logs` (by choice) is needed when `num_delivered` > 1: choices absent from it start
         afresh. For a known request its ack subject is replaced, and choices of which nothing is known are restored
         from `logs` if given. A Cancel that came earlier is not remembered here: look for its tombstone after this."""
-        raise NotImplementedError
+        known = self._registry.requests.get(request.request_id)
+        if known is not None:
+            known.ack_subject = ack_subject
+            if logs is not None:
+                self._restore(known, logs)
+            return AddResult.KNOWN
+        if self._registry.has_ended(request.request_id):
+            return AddResult.ENDED
+        base_attempt = (max(1, num_delivered) - 1) * ATTEMPTS_PER_DELIVERY
+        owned = self._registry.own(request, ack_subject, stream_sequence, base_attempt)
+        self._restore(owned, logs or {})
+        return AddResult.ADDED
 
     def restore(self, request_id: RequestId, logs: Mapping[int, ChoiceLog], now: float) -> None:
         """Tells what the log knows of an incompletely adopted request; choices absent from `logs` start afresh."""
-        raise NotImplementedError
+        request = self._registry.requests.get(request_id)
+        if request is not None:
+            self._restore(request, logs)
 
     def forget(self, request_id: RequestId) -> tuple[str, int] | None:
         """Drops a request without a terminal event, since its log already has one. Returns ack subject and stream
         sequence if it was known, for the acknowledgement."""
-        raise NotImplementedError
+        request = self._registry.requests.get(request_id)
+        if request is None:
+            return None
+        self._registry.forget(request)
+        return request.ack_subject, request.stream_sequence
 
     def cancel(self, request_id: RequestId, choice: int | None, reason: CancelReason, now: float) -> None:
         """Ends a choice, or all that are open. Idempotent; unknown ids are no error."""
-        raise NotImplementedError
+        request = self._registry.requests.get(request_id)
+        if request is None:
+            return
+        if choice is None:
+            self._registry.end_all(request, OUTCOMES[reason])
+        elif 0 <= choice < len(request.sequences):
+            sequence = request.sequences[choice]
+            if sequence.state is not SequenceState.ENDED:
+                self._registry.end(sequence, OUTCOMES[reason])
 
     def apply_progress(self, worker_id: WorkerId, progress: Progress, now: float) -> None:
         """Progress of the current epoch, in order of its numbers: the shell has checked both."""
-        raise NotImplementedError
+        ledger = self._workers.get(worker_id)
+        if ledger is None:
+            return
+        stays = ledger.stays
+        for item in progress.sequences:
+            stay = stays.get(item.sequence_id)
+            if stay is None or stay.sequence is None:
+                continue
+            sequence = stay.sequence
+            if item.tokens:
+                sequence.output.extend(item.tokens)
+            before = stay.num_computed
+            ledger.advance(stay, item.num_computed)
+            request = sequence.request
+            if item.finish is not None or item.error is not None:
+                self._over(item, stay)
+            elif request.prompt_length + len(sequence.output) >= stay.extend_at:
+                ledger.note_short(stay)
+            if before < request.prompt_length <= item.num_computed:
+                self._registry.unpark(request)
+        for sequence_id in progress.released:
+            stay = stays.get(sequence_id)
+            if stay is not None:
+                self._confirm(ledger, stay)
 
     def schedule(self, now: float) -> Decisions:
         """Extends, preempts and admits, and hands out all that was decided since the last call. Call it after each
         batch of events; a call without any costs next to nothing."""
-        raise NotImplementedError
+        registry = self._registry
+        for ledger in self._workers.values():
+            if ledger.short:
+                for stay in ledger.extend():
+                    self._preempt(stay)
+        if registry.may_admit:
+            self._admitter.admit()
+        credits: dict[WorkerId, Credit] = {}
+        for worker_id, ledger in self._workers.items():
+            credit = ledger.take_credit()
+            if credit is not None:
+                credits[worker_id] = credit
+        ended = registry.ended
+        registry.ended = []
+        return Decisions(credits, ended)
 
     def room(self) -> int:
         """How many more sequences (choices, not requests) intake may pull now. 0 without a worker."""
-        raise NotImplementedError
+        window = sum(ledger.num_welcome() for ledger in self._workers.values() if ledger.accepting)
+        return max(0, min(window, self._config.max_waiting) - self._registry.num_unplaced)
 
     @property
     def num_waiting(self) -> int:
         """Sequences that are not on a worker."""
-        raise NotImplementedError
+        return self._registry.num_unplaced
 
     def ack_subjects(self) -> Iterator[tuple[RequestId, str]]:
         """Of all requests we own, for signs of life to the queue."""
-        raise NotImplementedError
+        return ((request_id, request.ack_subject) for request_id, request in self._registry.requests.items())
 
     def gauges(self) -> Gauges:
         """Figures of now. Linear in the number of running sequences: for once a second."""
-        raise NotImplementedError
+        workers = {worker_id: ledger.gauges() for worker_id, ledger in self._workers.items()}
+        return Gauges(
+            num_requests=len(self._registry.requests),
+            num_waiting=self._registry.num_unplaced,
+            num_running=sum(len(ledger.running) for ledger in self._workers.values()),
+            num_preemptions=self._num_preemptions,
+            num_losses=self._num_losses,
+            num_admissions=self._admitter.num_admissions,
+            num_known_tokens=self._admitter.num_known_tokens,
+            num_cached_tokens=self._admitter.num_cached_tokens,
+            workers=workers,
+        )
 
     def check_integrity(self) -> None:
         """Raises AssertionError, with the values, if any structure disagrees with another (I1). For tests and idle."""
-        raise NotImplementedError
+        self._registry.check_integrity()
+        for worker_id, ledger in self._workers.items():
+            ledger.check_integrity()
+            for stay in ledger.stays.values():
+                assert stay.ledger is ledger, (worker_id, stay.sequence_id)
+                assert stay.sequence_id < self._admitter.next_sequence_id, stay.sequence_id
+                if stay.sequence is not None:
+                    request = stay.sequence.request
+                    assert self._registry.requests.get(request.request.request_id) is request, stay.sequence_id
+        num_running = sum(len(ledger.running) for ledger in self._workers.values())
+        num_states = sum(len(r.in_state(SequenceState.RUNNING)) for r in self._registry.requests.values())
+        assert num_running == num_states, (num_running, num_states)
+
+    def _abandon(self, ledger: WorkerLedger) -> list[OwnedRequest]:
+        """The ledger's sequences wait again. Returns their requests."""
+        sequences = [stay.sequence for stay in ledger.stays.values() if stay.sequence is not None]
+        running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
+        for sequence in sequences:
+            self._registry.detach(sequence)
+        for sequence in running:
+            self._registry.wait(sequence)
+        requests = [sequence.request for sequence in running]
+        for request in requests:
+            self._registry.unpark(request)
+        return requests
+
+    def _restore(self, request: OwnedRequest, logs: Mapping[int, ChoiceLog]) -> None:
+        """The first unknown choice waits, the others wait for it to compute the prompt."""
+        for sequence in request.in_state(SequenceState.UNKNOWN):
+            log = logs.get(sequence.choice)
+            if log is not None:
+                sequence.output.extend(log.output)
+                sequence.begin_attempt(log.attempt)
+                if log.finish is not None:
+                    self._registry.end(sequence, Outcome.FINISHED)
+                    continue
+            self._registry.park(sequence)
+        self._registry.unpark(request)
+
+    def _over(self, item: SequenceProgress, stay: Stay) -> None:
+        sequence = stay.sequence
+        assert sequence is not None, stay.sequence_id
+        if item.error is not None:
+            self._registry.fail(sequence.request, "internal_error", FAILED_MESSAGE, item.error)
+        else:
+            self._registry.end(sequence, Outcome.FINISHED, tell=False)
+
+    def _confirm(self, ledger: WorkerLedger, stay: Stay) -> None:
+        sequence = stay.sequence
+        if stay.sequence_id in ledger.running:
+            # Nobody finished it: our predecessor had told the worker to stop it, before the snapshot that we adopted.
+            assert sequence is not None, stay.sequence_id
+            ledger.stop(stay, tell=False)
+            self._registry.detach(sequence)
+            self._registry.leave(sequence)
+            self._count_losses([sequence.request])
+        elif sequence is not None:
+            self._registry.detach(sequence)
+        ledger.confirm(stay)
+        self._registry.may_admit = True
+
+    def _preempt(self, stay: Stay) -> None:
+        sequence = stay.sequence
+        assert sequence is not None, stay.sequence_id
+        self._num_preemptions += 1
+        sequence.num_preemptions += 1
+        self._registry.leave(sequence)
+
+    def _count_losses(self, requests: Iterable[OwnedRequest]) -> None:
+        for request in requests:
+            self._num_losses += 1
+            request.num_losses += 1
+            if request.num_losses > self._config.max_losses and request.num_open:
+                self._registry.fail(
+                    request, "internal_error", "The request was interrupted too often.", f"{request.num_losses} losses"
+                )

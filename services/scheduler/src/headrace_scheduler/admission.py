@@ -1,0 +1,154 @@
+"""Admits waiting sequences to workers: who is next (`waiting.py`), where there is room, and where it is best placed."""
+
+from collections.abc import Iterable, Mapping
+
+from headrace_scheduler.ledger import PrefixMatch, WorkerLedger
+from headrace_scheduler.placement import Candidate, Placement, place
+from headrace_scheduler.registry import Registry, is_prompt_computed
+from headrace_scheduler.sequence import Sequence, SequenceState
+from headrace_scheduler.waiting import LOOKAHEAD, MAX_BYPASSED
+from headrace_shared.codec import pack_ids
+from headrace_shared.messages import Admission, Outcome, SequenceId, WorkerId
+
+
+class Admitter:
+    """Owns the sequence ids and the counts of what was admitted."""
+
+    __slots__ = ("_registry", "_workers", "next_sequence_id", "num_admissions", "num_cached_tokens", "num_known_tokens")
+
+    def __init__(self, registry: Registry, workers: Mapping[WorkerId, WorkerLedger]) -> None:
+        self._registry = registry
+        self._workers = workers
+        self.next_sequence_id = 1
+        """Rises over all workers, and above every id in any snapshot: no worker meets one twice."""
+        self.num_admissions = 0
+        self.num_known_tokens = 0
+        self.num_cached_tokens = 0
+
+    def admit(self) -> None:
+        """Admits what fits now. Ends what no worker could ever hold."""
+        registry = self._registry
+        # An admission can wake siblings (its prompt was cached), and they stand in front.
+        while registry.may_admit and self._workers:
+            registry.may_admit = False
+            self._pass()
+
+    def see(self, sequence_ids: Iterable[SequenceId]) -> None:
+        """Ids in use on some worker."""
+        self.next_sequence_id = max(self.next_sequence_id, max(sequence_ids, default=0) + 1)
+
+    def _pass(self) -> None:
+        waiting = self._registry.waiting
+        blocked: Sequence | None = None
+        position = num_passed = 0
+        while position < len(waiting) and num_passed <= LOOKAHEAD:
+            sequence = waiting[position]
+            if self._settle(sequence):
+                continue
+            placed = self._find_place(sequence)
+            if placed is None:
+                if blocked is None:
+                    blocked = sequence
+                    self._reserve_for(sequence)
+                position += 1
+                num_passed += 1
+                continue
+            self._start(sequence, *placed)
+            if blocked is not None:
+                blocked.num_bypassed += 1
+                self._reserve_for(blocked)
+
+    def _settle(self, sequence: Sequence) -> bool:
+        """Takes out of the waiting list what need not or must not be admitted now."""
+        request = sequence.request
+        if sequence.is_complete:
+            self._registry.end(sequence, Outcome.FINISHED)
+            return True
+        if not any(ledger.could_ever_hold(request) for ledger in self._workers.values()):
+            self._registry.fail(
+                request,
+                "context_length_exceeded",
+                f"{request.prompt_length} prompt tokens and up to {request.request.stop.max_tokens} new ones "
+                "are more than any worker can hold.",
+            )
+            return True
+        if request.request.num_choices > 1:
+            running = request.in_state(SequenceState.RUNNING)
+            if running and not any(is_prompt_computed(sibling) for sibling in running):
+                self._registry.park(sequence)
+                return True
+        return False
+
+    def _find_place(self, sequence: Sequence) -> tuple[Placement, PrefixMatch] | None:
+        reserved = self._registry.waiting.reserved
+        matches: dict[WorkerId, PrefixMatch] = {}
+        candidates: list[Candidate] = []
+        for worker_id, ledger in self._workers.items():
+            # Whoever runs short of blocks comes before anybody new.
+            if not ledger.accepting or ledger.short or len(ledger.running) >= ledger.facts.max_sequences:
+                continue
+            if reserved is not None and reserved[1] == worker_id and reserved[0] is not sequence:
+                continue
+            if not ledger.could_ever_hold(sequence.request):
+                continue
+            match = ledger.match(sequence)
+            num_free = ledger.pool.num_free - ledger.pool.count_free(match.block_ids)
+            num_free -= ledger.num_new_blocks(sequence, match)
+            if num_free < ledger.reserve(sequence):
+                continue
+            matches[worker_id] = match
+            candidates.append(
+                Candidate(
+                    worker_id,
+                    match.num_cached,
+                    sequence.num_tokens - match.num_cached,
+                    ledger.backlog,
+                    len(ledger.running),
+                    num_free,
+                )
+            )
+        placement = place(candidates)
+        return None if placement is None else (placement, matches[placement.worker_id])
+
+    def _start(self, sequence: Sequence, placement: Placement, match: PrefixMatch) -> None:
+        request = sequence.request
+        ledger = self._workers[placement.worker_id]
+        sequence_id = SequenceId(self.next_sequence_id)
+        self.next_sequence_id += 1
+        attempt = sequence.next_attempt
+        stay = ledger.start(sequence_id, sequence, match)
+        self._registry.run(sequence, stay, attempt)
+        copies = () if match.copy_from is None else ((match.copy_from, stay.block_ids[len(match.block_ids)]),)
+        ledger.credit.admissions.append(
+            Admission(
+                sequence_id=sequence_id,
+                request=request.request,
+                choice=sequence.choice,
+                attempt=attempt,
+                block_ids=tuple(stay.block_ids),
+                output=pack_ids(sequence.output),
+                num_cached=match.num_cached,
+                copies=copies,
+                ack_subject=request.ack_subject,
+                stream_sequence=request.stream_sequence,
+            )
+        )
+        self.num_admissions += 1
+        self.num_known_tokens += sequence.num_tokens
+        self.num_cached_tokens += match.num_cached
+        if request.request.num_choices > 1:
+            self._registry.unpark(request)
+
+    def _reserve_for(self, sequence: Sequence) -> None:
+        """Keeps the emptiest worker that could hold it for a sequence that was passed too often."""
+        waiting = self._registry.waiting
+        if sequence.num_bypassed < MAX_BYPASSED:
+            return
+        if waiting.reserved is not None and waiting.reserved[0] is sequence and waiting.reserved[1] in self._workers:
+            return
+        able = [
+            (ledger.pool.num_free + ledger.pool.num_awaiting, worker_id)
+            for worker_id, ledger in self._workers.items()
+            if ledger.accepting and ledger.could_ever_hold(sequence.request)
+        ]
+        waiting.reserved = (sequence, max(able)[1]) if able else None

@@ -1,0 +1,82 @@
+"""Takes over what a worker's snapshot holds, and fits it into what we know (ARCHITECTURE.md, snapshot rules)."""
+
+from collections.abc import Iterable
+
+from headrace_scheduler.ledger import WorkerLedger
+from headrace_scheduler.registry import Registry
+from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
+from headrace_shared.codec import unpack_ids
+from headrace_shared.messages import BlockId, Outcome, SequenceSnapshot
+
+FAILED_MESSAGE = "The model could not go on with this request."
+
+
+def block_tables(snapshot: Iterable[SequenceSnapshot]) -> list[list[BlockId]]:
+    """Of all sequences that still hold their blocks."""
+    return [list(item.admission.block_ids) for item in snapshot if not item.released]
+
+
+def adopt(registry: Registry, ledger: WorkerLedger, snapshot: Iterable[SequenceSnapshot]) -> list[OwnedRequest]:
+    """Takes over every sequence of the snapshot, into a ledger made with its block tables. Returns new requests.
+
+    If the snapshot holds two stays of one choice, or one that runs elsewhere too, the later attempt is the one that
+    routers listen to; the other is released.
+    """
+    new: list[OwnedRequest] = []
+    for item in sorted(snapshot, key=lambda item: item.admission.attempt):
+        admission = item.admission
+        request_id = admission.request.request_id
+        request = registry.requests.get(request_id)
+        if request is None and not registry.has_ended(request_id):
+            request = registry.own(admission.request, admission.ack_subject, admission.stream_sequence, 0)
+            new.append(request)
+        wanted = request is not None and _wants(request.sequences[admission.choice], admission.attempt)
+        if request is None or not wanted:
+            _drop(ledger, item)
+            continue
+        sequence = request.sequences[admission.choice]
+        _take(registry, ledger, item, sequence)
+    return new
+
+
+def _wants(sequence: Sequence, attempt: int) -> bool:
+    if sequence.state is SequenceState.ENDED:
+        return False
+    if sequence.last_attempt is None:
+        return True
+    if sequence.state is SequenceState.RUNNING:
+        return attempt > sequence.last_attempt
+    return attempt >= sequence.last_attempt
+
+
+def _drop(ledger: WorkerLedger, item: SequenceSnapshot) -> None:
+    if item.released:
+        return
+    ledger.restore(item.admission.sequence_id, None, list(item.admission.block_ids), 0)
+    if item.finish is None and item.error is None:
+        ledger.credit.releases.append(item.admission.sequence_id)
+
+
+def _take(registry: Registry, ledger: WorkerLedger, item: SequenceSnapshot, sequence: Sequence) -> None:
+    admission = item.admission
+    if sequence.state is SequenceState.RUNNING:
+        stay = sequence.stay
+        assert stay is not None, sequence.order
+        stay.ledger.stop(stay, tell=True)
+        registry.detach(sequence)
+        registry.wait(sequence)
+    sequence.output = unpack_ids(admission.output + item.tokens)
+    over = item.finish is not None or item.error is not None
+    if item.released:
+        # Stopped by our predecessor to be placed anew (had it been cancelled, its log or a tombstone would say so).
+        registry.detach(sequence)
+        sequence.begin_attempt(admission.attempt)
+        if sequence.state is SequenceState.UNKNOWN and not over:
+            registry.wait(sequence)
+    else:
+        stay = ledger.restore(admission.sequence_id, sequence, list(admission.block_ids), item.num_computed)
+        registry.run(sequence, stay, admission.attempt)
+    if item.error is not None:
+        registry.fail(sequence.request, "internal_error", FAILED_MESSAGE, item.error)
+    elif item.finish is not None:
+        registry.end(sequence, Outcome.FINISHED, tell=False)

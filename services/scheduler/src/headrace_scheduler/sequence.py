@@ -1,0 +1,185 @@
+"""One request and its choices, each a sequence of tokens, wherever they are. Owns their states; knows no blocks.
+
+A sequence is prompt + output. It has no prefill or decode phase: the worker's `num_computed` catches up with that.
+The time it spends on one worker under one id is a `Stay` (`ledger.py`).
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from headrace_scheduler.prefix_index import TOKEN_BYTES, BlockHash, extend_chain, last_hash, root_hash
+from headrace_shared.codec import pack_ids
+from headrace_shared.messages import Outcome, Request
+
+if TYPE_CHECKING:
+    from headrace_scheduler.ledger import Stay
+
+
+class SequenceState(Enum):
+    UNKNOWN = "unknown"
+    """A sibling was adopted, but only the token log knows what became of this one."""
+    PARKED = "parked"
+    """A sibling computes the prompt, or is about to; then this one can share its blocks."""
+    WAITING = "waiting"
+    """For a worker, for the first time or again."""
+    RUNNING = "running"
+    """Admitted to a worker."""
+    ENDED = "ended"
+
+
+_UNKNOWN, _PARKED, _WAITING, _RUNNING, _ENDED = SequenceState
+
+TRANSITIONS: Mapping[SequenceState, frozenset[SequenceState]] = {
+    _UNKNOWN: frozenset({_PARKED, _WAITING, _RUNNING, _ENDED}),
+    _PARKED: frozenset({_WAITING, _RUNNING, _ENDED}),
+    _WAITING: frozenset({_PARKED, _RUNNING, _ENDED}),
+    _RUNNING: frozenset({_WAITING, _ENDED}),
+    _ENDED: frozenset(),
+}
+
+Order = tuple[int, int, int]
+"""Stream sequence, arrival here, choice: the order of first arrival, the same for every scheduler."""
+
+
+class Sequence:
+    """One choice of a request. `state` changes only through `to`."""
+
+    __slots__ = (
+        "choice",
+        "last_attempt",
+        "next_attempt",
+        "num_bypassed",
+        "num_preemptions",
+        "order",
+        "outcome",
+        "output",
+        "request",
+        "state",
+        "stay",
+    )
+
+    def __init__(self, request: "OwnedRequest", choice: int, state: SequenceState, base_attempt: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.order: Order = (request.stream_sequence, request.arrival, choice)
+        self.state = state
+        self.output = array("I")
+        """Token ids generated so far, over all attempts."""
+        self.next_attempt = base_attempt
+        self.last_attempt: int | None = None
+        """Of the latest admission that is known; None if none is."""
+        self.stay: Stay | None = None
+        """The latest one, until the worker confirms its release: late progress of a preempted stay still counts."""
+        self.outcome: Outcome | None = None
+        self.num_preemptions = 0
+        self.num_bypassed = 0
+        """Younger sequences that were admitted while this one, the oldest that did not fit, was waiting."""
+
+    def to(self, state: SequenceState) -> None:
+        """Raises AssertionError, and changes nothing, if TRANSITIONS has no such move."""
+        if state not in TRANSITIONS[self.state]:
+            raise AssertionError(
+                f"{self.state} -> {state} of choice {self.choice} of {self.request.request.request_id}"
+            )
+        self.state = state
+
+    @property
+    def num_tokens(self) -> int:
+        return self.request.prompt_length + len(self.output)
+
+    @property
+    def is_complete(self) -> bool:
+        """All tokens that were asked for are there, whether or not anybody told us of the finish."""
+        return len(self.output) >= self.request.request.stop.max_tokens
+
+    def begin_attempt(self, attempt: int) -> None:
+        self.last_attempt = attempt
+        self.next_attempt = max(self.next_attempt, attempt + 1)
+
+    def packed(self, start: int, stop: int) -> bytes:
+        """The packed ids of positions [start, stop)."""
+        prompt_length = self.request.prompt_length
+        packed = self.request.request.prompt[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+        if stop > prompt_length:
+            packed += pack_ids(self.output[max(0, start - prompt_length) : stop - prompt_length])
+        return packed
+
+    def chain(self, block_size: int) -> list[BlockHash]:
+        """The hashes of all full blocks of the known tokens. Not to be changed: it may be the request's own."""
+        chain = self.request.prompt_chain(block_size)
+        if not self.output:
+            return chain
+        parent = last_hash(self.request.root(block_size), chain, len(chain))
+        rest = self.packed(len(chain) * block_size, self.num_tokens)
+        return chain + extend_chain(parent, rest, block_size)
+
+
+class OwnedRequest:
+    """A request that we hold the queue message of, until its terminal event."""
+
+    __slots__ = (
+        "_chains",
+        "_roots",
+        "ack_subject",
+        "arrival",
+        "code",
+        "detail",
+        "message",
+        "num_losses",
+        "num_open",
+        "num_positions",
+        "prompt_length",
+        "request",
+        "sequences",
+        "stream_sequence",
+    )
+
+    def __init__(
+        self, request: Request, ack_subject: str, stream_sequence: int, arrival: int, base_attempt: int
+    ) -> None:
+        """`arrival`: a number that rises with each request. All choices start in state UNKNOWN."""
+        self.request = request
+        self.ack_subject = ack_subject
+        self.stream_sequence = stream_sequence
+        self.arrival = arrival
+        self.prompt_length = len(request.prompt) // TOKEN_BYTES
+        self.num_positions = self.prompt_length + request.stop.max_tokens - 1
+        """Most positions that are ever computed: the last token's keys and values are not needed."""
+        self.num_losses = 0
+        """Times that it lost its worker."""
+        self.code = ""
+        self.message = ""
+        self.detail = ""
+        self._roots: dict[int, BlockHash] = {}
+        self._chains: dict[int, list[BlockHash]] = {}
+        """By block size: of the prompt, computed once."""
+        self.num_open = request.num_choices
+        self.sequences = [
+            Sequence(self, choice, SequenceState.UNKNOWN, base_attempt) for choice in range(request.num_choices)
+        ]
+
+    def root(self, block_size: int) -> BlockHash:
+        root = self._roots.get(block_size)
+        if root is None:
+            root = self._roots[block_size] = root_hash(self.request.model, self.request.cache_salt, block_size)
+        return root
+
+    def prompt_chain(self, block_size: int) -> list[BlockHash]:
+        chain = self._chains.get(block_size)
+        if chain is None:
+            chain = extend_chain(self.root(block_size), self.request.prompt, block_size)
+            self._chains[block_size] = chain
+        return chain
+
+    def in_state(self, state: SequenceState) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.state is state]
+
+    def outcome(self) -> Outcome:
+        """The worst of the choices' outcomes."""
+        outcomes: Iterable[Outcome | None] = {sequence.outcome for sequence in self.sequences}
+        for outcome in (Outcome.FAILED, Outcome.EXPIRED, Outcome.CANCELLED):
+            if outcome in outcomes:
+                return outcome
+        return Outcome.FINISHED
