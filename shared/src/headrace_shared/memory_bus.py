@@ -1,0 +1,306 @@
+"""The in-process twin of the broker: `MemoryBroker` holds what it would hold, each `MemoryBus` is one connection.
+
+For tests of the services' shells. It keeps to the contract that `NatsBus` keeps to (one test runs against both), in
+one event loop, without persistence. `stop` and `start` play an outage in which nothing is lost that is stored.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth
+from headrace_shared.errors import BusUnavailable, PayloadTooLarge, RevisionConflict
+from headrace_shared.memory_store import MemoryConsumer, MemoryStream, matches
+from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec
+
+MAX_PAYLOAD = 1024 * 1024 - 64 * 1024
+HEADER_ROOM = 64 * 1024
+
+WatchHandler = Callable[[Entry | None, str], None]
+
+
+class MemoryBroker:
+    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+        self.max_payload = max_payload
+        self.is_up = True
+        self.streams: dict[str, MemoryStream] = {}
+        self.subscriptions: list[MemorySubscription] = []
+        self.buses: list[MemoryBus] = []
+
+    def stop(self) -> None:
+        """From now on nobody is connected."""
+        self.is_up = False
+        for bus in self.buses:
+            bus.went_down()
+
+    def start(self) -> None:
+        self.is_up = True
+        for bus in self.buses:
+            bus.came_up()
+
+    def deliver(self, message: Message) -> None:
+        """To whoever is subscribed, in order, each in a callback of its own."""
+        loop = asyncio.get_running_loop()
+        for subscription in self.subscriptions:
+            if matches(subscription.subject, message.subject):
+                loop.call_soon(subscription.deliver, message)
+
+    def stream_for(self, subject: str) -> MemoryStream | None:
+        for stream in self.streams.values():
+            if any(matches(pattern, subject) for pattern in stream.spec.subjects):
+                return stream
+        return None
+
+    def stream(self, name: str) -> MemoryStream:
+        if name not in self.streams:
+            raise BusUnavailable(f"no stream {name}")
+        return self.streams[name]
+
+
+class MemorySubscription:
+    def __init__(self, broker: MemoryBroker, bus: "MemoryBus", subject: str, handler: Handler) -> None:
+        self._broker = broker
+        self._bus = bus
+        self.subject = subject
+        self._handler = handler
+        self._is_open = True
+
+    def deliver(self, message: Message) -> None:
+        if self._is_open and self._bus.is_connected:
+            self._handler(message)
+
+    async def close(self) -> None:
+        self._is_open = False
+        if self in self._broker.subscriptions:
+            self._broker.subscriptions.remove(self)
+
+
+class _Watched(NamedTuple):
+    bucket: str
+    handler: WatchHandler
+
+
+class MemoryBus:
+    """Implements `Bus`. Without a broker it gets one of its own."""
+
+    def __init__(self, broker: MemoryBroker | None = None) -> None:
+        self.broker = broker or MemoryBroker()
+        self.broker.buses.append(self)
+        self._is_closed = False
+        self._down_since = 0.0
+        self._callbacks: list[Callable[[], None]] = []
+
+    # State.
+
+    @property
+    def is_connected(self) -> bool:
+        return self.broker.is_up and not self._is_closed
+
+    @property
+    def disconnected_for_s(self) -> float:
+        return 0.0 if self.is_connected else time.monotonic() - self._down_since
+
+    @property
+    def max_payload(self) -> int:
+        return self.broker.max_payload
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def went_down(self) -> None:
+        """The broker's side of an outage."""
+        self._down_since = time.monotonic()
+
+    def came_up(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+    def _check(self, data: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        if not self.is_connected:
+            raise BusUnavailable("not connected to the broker")
+        if len(data) > self.max_payload:
+            raise PayloadTooLarge(len(data), self.max_payload)
+        size = sum(len(key.encode()) + len(value.encode()) + 4 for key, value in (headers or {}).items())
+        if size > HEADER_ROOM:
+            raise PayloadTooLarge(size, HEADER_ROOM)
+
+    # Core messages.
+
+    def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self._check(data, headers)
+        message = Message(subject, data, dict(headers or {}))
+        stream = self.broker.stream_for(subject)
+        if stream is not None and not stream.refuses(len(data)):
+            stream.append(message)
+        self.broker.deliver(message)
+
+    async def subscribe(self, subject: str, handler: Handler) -> MemorySubscription:
+        self._check()
+        subscription = MemorySubscription(self.broker, self, subject, handler)
+        self.broker.subscriptions.append(subscription)
+        return subscription
+
+    # Streams and work queues.
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        self._check()
+        stream = self.broker.streams.setdefault(spec.name, MemoryStream(spec))
+        stream.spec = spec
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        self._check()
+        self.broker.stream(spec.stream).consumers.setdefault(spec.name, MemoryConsumer(spec))
+
+    async def enqueue(
+        self, subject: str, data: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
+    ) -> int:
+        self._check(data, headers)
+        stream = self.broker.stream_for(subject)
+        if stream is None:
+            raise BusUnavailable(f"no stream for {subject}")
+        known = stream.find(message_id)
+        if known is not None:
+            return known
+        message = Message(subject, data, {**(headers or {}), "Nats-Msg-Id": message_id})
+        sequence = stream.store(message, message_id)
+        self.broker.deliver(message)
+        return sequence
+
+    async def pull(self, spec: ConsumerSpec, timeout_s: float) -> Delivery | None:
+        await self.ensure_consumer(spec)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._check()
+            stream = self.broker.stream(spec.stream)
+            consumer = stream.consumers.setdefault(spec.name, MemoryConsumer(spec))
+            delivery = consumer.take(stream)
+            if delivery is not None:
+                return delivery
+            now = time.monotonic()
+            if now >= deadline:
+                return None
+            await stream.wait_for_change(min(deadline - now, consumer.next_offer_in(now), 0.1))
+
+    async def acknowledge(self, ack_subject: str) -> None:
+        self._check()
+        stream, consumer, sequence = self._settled(ack_subject)
+        if consumer is not None:
+            consumer.forget(sequence)
+        stream.remove(sequence)
+
+    def in_progress(self, ack_subject: str) -> None:
+        if self.is_connected:
+            _, consumer, sequence = self._settled(ack_subject)
+            if consumer is not None:
+                consumer.extend(sequence)
+
+    def give_back(self, ack_subject: str, delay_s: float = 0.0) -> None:
+        if self.is_connected:
+            stream, consumer, sequence = self._settled(ack_subject)
+            if consumer is not None:
+                consumer.offer_again(sequence, delay_s)
+                stream.changed()
+
+    def _settled(self, ack_subject: str) -> tuple[MemoryStream, MemoryConsumer | None, int]:
+        _, name, consumer, sequence = ack_subject.split("/")
+        stream = self.broker.stream(name)
+        return stream, stream.consumers.get(consumer), int(sequence)
+
+    async def delete(self, stream: str, stream_sequence: int) -> bool:
+        self._check()
+        return self.broker.stream(stream).remove(stream_sequence)
+
+    async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
+        self._check()
+        return self.broker.stream(stream).read(subject)[:limit]
+
+    async def last(self, stream: str, subject: str) -> Message | None:
+        self._check()
+        messages = self.broker.stream(stream).read(subject)
+        return messages[-1] if messages else None
+
+    async def queue_depth(self, spec: ConsumerSpec) -> QueueDepth:
+        await self.ensure_consumer(spec)
+        stream = self.broker.stream(spec.stream)
+        return stream.consumers[spec.name].depth(stream)
+
+    async def num_messages(self, stream: str) -> int:
+        self._check()
+        return self.broker.stream(stream).num_messages()
+
+    # Key-value buckets.
+
+    async def ensure_bucket(self, spec: BucketSpec) -> None:
+        stream = StreamSpec(
+            _stream_of(spec.name),
+            (f"$KV.{spec.name}.>",),
+            in_memory=True,
+            max_bytes=spec.max_bytes,
+            max_age_s=spec.ttl_s,
+            max_per_subject=1,
+        )
+        await self.ensure_stream(stream)
+
+    async def get(self, bucket: str, key: str) -> Entry | None:
+        message = await self.last(_stream_of(bucket), _subject_of(bucket, key))
+        return None if message is None else _entry_of(bucket, message)
+
+    async def create(self, bucket: str, key: str, value: bytes) -> int:
+        return await self.update(bucket, key, value, 0)
+
+    async def update(self, bucket: str, key: str, value: bytes, revision: int) -> int:
+        current = await self.get(bucket, key)
+        if (current.revision if current is not None else 0) != revision:
+            raise RevisionConflict(f"{bucket}/{key}: the revision is not {revision}")
+        return await self.put(bucket, key, value)
+
+    async def put(self, bucket: str, key: str, value: bytes) -> int:
+        self._check(value)
+        message = Message(_subject_of(bucket, key), value)
+        sequence = self.broker.stream(_stream_of(bucket)).store(message)
+        self.broker.deliver(message._replace(stream_sequence=sequence))
+        return sequence
+
+    async def remove(self, bucket: str, key: str, revision: int | None = None) -> None:
+        current = await self.get(bucket, key)
+        if current is None:
+            return
+        if revision is not None and current.revision != revision:
+            raise RevisionConflict(f"{bucket}/{key}: the revision is not {revision}")
+        self.broker.stream(_stream_of(bucket)).remove(current.revision)
+        self.broker.deliver(Message(_subject_of(bucket, key), b"", {"KV-Operation": "DEL"}))
+
+    async def entries(self, bucket: str) -> list[Entry]:
+        messages = await self.read(_stream_of(bucket), _subject_of(bucket, ">"), 1_000_000)
+        return [_entry_of(bucket, message) for message in messages]
+
+    async def watch(self, bucket: str, handler: WatchHandler) -> MemorySubscription:
+        def on_message(message: Message) -> None:
+            entry = _entry_of(bucket, message)
+            handler(None if "KV-Operation" in message.headers else entry, entry.key)
+
+        known = await self.entries(bucket)
+        subscription = await self.subscribe(_subject_of(bucket, ">"), on_message)
+        for entry in known:
+            handler(entry, entry.key)
+        return subscription
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._down_since = time.monotonic()
+            self.broker.buses.remove(self)
+            self.broker.subscriptions = [s for s in self.broker.subscriptions if s._bus is not self]
+
+
+def _stream_of(bucket: str) -> str:
+    return f"KV_{bucket}"
+
+
+def _subject_of(bucket: str, key: str) -> str:
+    return f"$KV.{bucket}.{key}"
+
+
+def _entry_of(bucket: str, message: Message) -> Entry:
+    return Entry(message.subject[len(f"$KV.{bucket}.") :], message.data, message.stream_sequence)

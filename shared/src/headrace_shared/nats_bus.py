@@ -1,0 +1,175 @@
+"""The real broker behind the `Bus` protocol.
+
+Two connections, since a slow consumer or a full socket costs a whole connection: `core` carries what is sent at most
+once (grants, progress, tokens, telemetry), `store` the JetStream traffic (queue, log reads, buckets).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription
+from headrace_shared.errors import BusUnavailable
+from headrace_shared.nats_connection import ConnectionOptions, NatsConnection
+from headrace_shared.nats_jetstream import JetStream
+from headrace_shared.nats_kv import KeyValue
+from headrace_shared.nats_watch import Watch
+from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec
+
+DEFAULT_CONNECT_TIMEOUT_S = 30.0
+DEFAULT_REQUEST_TIMEOUT_S = 5.0
+
+
+class NatsBus:
+    """Made by `connect`. Implements `Bus`."""
+
+    def __init__(self, core: NatsConnection, store: NatsConnection, streams: JetStream) -> None:
+        self._core = core
+        self._store = store
+        self._streams = streams
+        self._buckets = KeyValue(streams)
+        self._watches: set[Watch] = set()
+
+    @classmethod
+    async def connect(
+        cls,
+        servers: str | Sequence[str],
+        *,
+        name: str,
+        on_closed: Callable[[], None],
+        user: str | None = None,
+        password: str | None = None,
+        credentials: str | None = None,
+        ping_interval_s: float = 2.0,
+        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
+        request_timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S,
+        num_replicas: int = 1,
+    ) -> "NatsBus":
+        """Connects, trying for `connect_timeout_s`; raises BusUnavailable after that. From then on it reconnects for
+        ever. A silent broker counts as disconnected after half of `ping_interval_s` and is replaced after twice it.
+        `on_closed` is called once if there will never be a connection again (the broker refuses our credentials).
+        `credentials` is the path of a NATS credentials file. `num_replicas` of the streams is 3 in a cluster."""
+        urls = (servers,) if isinstance(servers, str) else tuple(servers)
+        closed = _Once(on_closed)
+        core, store = (
+            NatsConnection(
+                ConnectionOptions(urls, f"{name}-{role}", user, password, credentials, ping_interval_s), closed
+            )
+            for role in ("core", "store")
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(core.open(connect_timeout_s))
+                group.create_task(store.open(connect_timeout_s))
+        except BaseException as error:
+            await core.close()
+            await store.close()
+            if isinstance(error, BaseExceptionGroup) and isinstance(error.exceptions[0], BusUnavailable):
+                raise error.exceptions[0] from None
+            raise
+        return cls(core, store, JetStream(store, request_timeout_s, num_replicas))
+
+    @property
+    def is_connected(self) -> bool:
+        return self._core.is_connected and self._store.is_connected
+
+    @property
+    def disconnected_for_s(self) -> float:
+        return max(self._core.disconnected_for_s, self._store.disconnected_for_s)
+
+    @property
+    def max_payload(self) -> int:
+        return self._core.max_payload
+
+    def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self._core.publish(subject, data, headers)
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscription:
+        return await self._core.subscribe(subject, handler)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self._core.on_reconnect(callback)
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        await self._streams.ensure_stream(spec)
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        await self._streams.ensure_consumer(spec)
+
+    async def enqueue(
+        self, subject: str, data: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
+    ) -> int:
+        return await self._streams.publish(subject, data, {**(headers or {}), "Nats-Msg-Id": message_id})
+
+    async def pull(self, spec: ConsumerSpec, timeout_s: float) -> Delivery | None:
+        return await self._streams.pull(spec, timeout_s)
+
+    async def acknowledge(self, ack_subject: str) -> None:
+        await self._streams.acknowledge(ack_subject)
+
+    def in_progress(self, ack_subject: str) -> None:
+        self._streams.in_progress(ack_subject)
+
+    def give_back(self, ack_subject: str, delay_s: float = 0.0) -> None:
+        self._streams.give_back(ack_subject, delay_s)
+
+    async def delete(self, stream: str, stream_sequence: int) -> bool:
+        return await self._streams.delete(stream, stream_sequence)
+
+    async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
+        return await self._streams.read(stream, subject, limit)
+
+    async def last(self, stream: str, subject: str) -> Message | None:
+        return await self._streams.last(stream, subject)
+
+    async def queue_depth(self, spec: ConsumerSpec) -> QueueDepth:
+        return await self._streams.queue_depth(spec)
+
+    async def num_messages(self, stream: str) -> int:
+        return await self._streams.num_messages(stream)
+
+    async def ensure_bucket(self, spec: BucketSpec) -> None:
+        await self._buckets.ensure_bucket(spec)
+
+    async def get(self, bucket: str, key: str) -> Entry | None:
+        return await self._buckets.get(bucket, key)
+
+    async def create(self, bucket: str, key: str, value: bytes) -> int:
+        return await self._buckets.create(bucket, key, value)
+
+    async def update(self, bucket: str, key: str, value: bytes, revision: int) -> int:
+        return await self._buckets.update(bucket, key, value, revision)
+
+    async def put(self, bucket: str, key: str, value: bytes) -> int:
+        return await self._buckets.put(bucket, key, value)
+
+    async def remove(self, bucket: str, key: str, revision: int | None = None) -> None:
+        await self._buckets.remove(bucket, key, revision)
+
+    async def entries(self, bucket: str) -> list[Entry]:
+        return await self._buckets.entries(bucket)
+
+    async def watch(self, bucket: str, handler: Callable[[Entry | None, str], None]) -> Subscription:
+        watch = Watch(self._store, self._streams, bucket, handler)
+        self._watches.add(watch)
+        try:
+            await watch.open()
+        except BaseException:
+            self._watches.discard(watch)
+            raise
+        return watch
+
+    async def close(self) -> None:
+        for watch in self._watches:
+            await watch.close()
+        self._watches.clear()
+        await asyncio.gather(self._core.close(), self._store.close())
+
+
+class _Once:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    def __call__(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()

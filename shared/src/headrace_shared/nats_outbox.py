@@ -1,0 +1,81 @@
+"""The bounded queue of messages to publish, emptied in order by one task. Pure asyncio; knows no nats."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import ClassVar
+
+from headrace_shared.errors import BusOverloaded, BusUnavailable, OutcomeUnknown, PayloadTooLarge
+
+RETRY_S = 0.1
+
+Send = Callable[[str, bytes, Mapping[str, str] | None], Awaitable[None]]
+
+
+class Outbox:
+    """`put` never waits. What is queued when the connection breaks is lost, never sent later."""
+
+    MAX_MESSAGES: ClassVar[int] = 65_536
+    MAX_BYTES: ClassVar[int] = 32 * 1024 * 1024
+    HIGH_WATER_BYTES: ClassVar[int] = 256 * 1024
+    """With more unsent bytes below us, the task waits until the broker has read them."""
+
+    def __init__(
+        self, send: Send, is_backed_up: Callable[[], bool], wait_until_read: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._send = send
+        self._is_backed_up = is_backed_up
+        self._wait_until_read = wait_until_read
+        self._queue: deque[tuple[str, bytes, Mapping[str, str] | None]] = deque()
+        self._num_bytes = 0
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+        """Raises BusOverloaded."""
+        if len(self._queue) >= self.MAX_MESSAGES or self._num_bytes + len(data) > self.MAX_BYTES:
+            raise BusOverloaded(f"{len(self._queue)} messages, {self._num_bytes} bytes wait to be sent")
+        self._queue.append((subject, data, headers))
+        self._num_bytes += len(data)
+        if len(self._queue) == 1:
+            self._filled.set()
+            self._emptied.clear()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._drain(), name="nats-outbox")
+
+    async def stop(self) -> None:
+        """Forgets what is queued."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._queue.clear()
+        self._num_bytes = 0
+        self._filled.clear()
+        self._emptied.set()
+
+    async def flush(self) -> None:
+        """Returns when all is handed over."""
+        await self._emptied.wait()
+
+    async def _drain(self) -> None:
+        queue = self._queue
+        while True:
+            await self._filled.wait()
+            while queue:
+                subject, data, headers = queue.popleft()
+                self._num_bytes -= len(data)
+                # PayloadTooLarge: the broker's limit fell while the message waited.
+                with contextlib.suppress(BusUnavailable, PayloadTooLarge):
+                    await self._send(subject, data, headers)
+                while self._is_backed_up():
+                    try:
+                        await self._wait_until_read()
+                    except (BusUnavailable, OutcomeUnknown):
+                        await asyncio.sleep(RETRY_S)  # until the connection is declared lost, which stops us
+            self._filled.clear()
+            self._emptied.set()
