@@ -26,7 +26,7 @@ import structlog
 
 from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
-from headrace_shared.errors import BusError, ConfigError
+from headrace_shared.errors import BusError, ConfigError, HeadraceError
 from headrace_shared.health import HealthServer
 from headrace_shared.messages import Telemetry
 from headrace_shared.settings import EXIT_CONFIG, CommonSettings
@@ -155,6 +155,9 @@ def run_service(
     except ConfigError as error:
         sys.stderr.write(f"headrace-{name}: {' '.join(str(error).split())}\n")
         return EXIT_CONFIG
+    except HeadraceError as error:
+        log.error("service failed", reason=str(error))
+        return 1
     except Exception:
         log.exception("service crashed")
         return 1

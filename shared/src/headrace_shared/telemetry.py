@@ -9,7 +9,7 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -120,9 +120,13 @@ def _make(instrument: Instrument, registry: CollectorRegistry) -> Counter | Gaug
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def configure_logging(service: str, service_id: str, level: str, log_format: str) -> None:
-    """Sets up structlog, and the standard library's logging (of uvicorn, say) in the same form. Once a process."""
-    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+def configure_logging(
+    service: str, service_id: str, level: str, log_format: str, stream: IO[str] | None = None
+) -> None:
+    """Sets up structlog, and the standard library's logging (of uvicorn, say) in the same form. Once a process.
+    `stream` is stderr if not given."""
+    stream = stream or sys.stderr
+    as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
 
     def identify(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {"service": service, "id": service_id, **event}
@@ -136,9 +140,9 @@ def configure_logging(service: str, service_id: str, level: str, log_format: str
     last: list[structlog.typing.Processor] = (
         [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

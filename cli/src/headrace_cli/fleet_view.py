@@ -1,0 +1,80 @@
+"""What the services say about themselves on the bus, by service id."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import structlog
+
+from headrace_shared import telemetry
+from headrace_shared.bus import Bus, Message, Subscription
+from headrace_shared.codec import decode
+from headrace_shared.errors import ProtocolError
+from headrace_shared.messages import Hello, Telemetry, WorkerState
+from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
+
+NOT_READY = ("", "starting", "loading", "draining", "stopping", "leaving")
+MAX_SERVICES = 1000
+"""Ids remembered; the oldest are forgotten first."""
+
+log = structlog.get_logger(__name__)
+
+
+class ServiceView(NamedTuple):
+    state: str = ""
+    """Empty: it has said nothing yet."""
+    gauges: Mapping[str, float] = MappingProxyType({})
+    hello: Hello | None = None
+
+    @property
+    def loading(self) -> tuple[float, float] | None:
+        """(done, total) while a model is being loaded."""
+        total = self.gauges.get(telemetry.LOADING_TOTAL, 0.0)
+        if self.state != WorkerState.LOADING or total <= 0:
+            return None
+        return min(self.gauges.get(telemetry.LOADING_CURRENT, 0.0), total), total
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state not in NOT_READY
+
+
+class FleetView:
+    def __init__(self) -> None:
+        self._views: dict[str, ServiceView] = {}
+        self._subscriptions: list[Subscription] = []
+
+    async def start(self, bus: Bus) -> None:
+        self._subscriptions = [
+            await bus.subscribe(ALL_HELLOS, self._on_hello),
+            await bus.subscribe(ALL_TELEMETRY, self._on_telemetry),
+        ]
+
+    async def close(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.close()
+
+    def of(self, service_id: str) -> ServiceView:
+        return self._views.get(service_id, ServiceView())
+
+    def _on_hello(self, message: Message) -> None:
+        try:
+            hello = decode(message.data, Hello)
+        except ProtocolError as error:
+            log.warning("bad hello", error=str(error))
+            return
+        self._set(hello.worker, self.of(hello.worker)._replace(state=str(hello.state), hello=hello))
+
+    def _on_telemetry(self, message: Message) -> None:
+        try:
+            figures = decode(message.data, Telemetry)
+        except ProtocolError as error:
+            log.warning("bad telemetry", error=str(error))
+            return
+        self._set(figures.id, self.of(figures.id)._replace(state=figures.state, gauges=figures.gauges))
+
+    def _set(self, service_id: str, view: ServiceView) -> None:
+        self._views.pop(service_id, None)
+        self._views[service_id] = view
+        while len(self._views) > MAX_SERVICES:
+            del self._views[next(iter(self._views))]

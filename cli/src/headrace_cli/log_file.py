@@ -1,0 +1,47 @@
+"""The log of one child process: appended by the child, kept small by us."""
+
+import os
+import re
+from pathlib import Path
+
+MAX_LOG_BYTES = 16 * 1024 * 1024
+"""The older half moves to `<name>.1`, which is replaced each time."""
+_TAIL_BYTES = 16 * 1024
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class LogFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start = 0
+
+    def open(self) -> int:
+        """A descriptor for the child, in append mode: so it goes on at the end after `trim` has truncated the file."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._start = os.fstat(descriptor).st_size
+        return descriptor
+
+    def trim(self) -> None:
+        """Bounds the file. What the child writes meanwhile may be lost."""
+        try:
+            if self.path.stat().st_size <= MAX_LOG_BYTES:
+                return
+            with self.path.open("rb+") as file:
+                content = file.read(MAX_LOG_BYTES)
+                self.path.with_name(self.path.name + ".1").write_bytes(content)
+                file.truncate(0)
+            self._start = 0
+        except FileNotFoundError:
+            return
+
+    def last_line(self) -> str:
+        """The last line that the current child has written, without control characters; empty if none."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - _TAIL_BYTES, min(self._start, size)))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        lines = [clean for line in text.splitlines() if (clean := _ESCAPES.sub("", line).strip())]
+        return lines[-1][:1000] if lines else ""

@@ -1,0 +1,50 @@
+"""The command `headrace`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module, metadata
+
+from headrace_cli.errors import CommandError
+from headrace_shared.errors import ConfigError
+from headrace_shared.settings import EXIT_CONFIG
+
+COMMANDS = {
+    "up": "start broker, router, scheduler, worker and autoscaler on this machine",
+    "ps": "list the processes of running instances",
+    "chat": "talk to a model",
+    "doctor": "check whether this machine can run Headrace",
+    "version": "print the version",
+}
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs one command; returns the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        lines = [f"  {name:8} {text}" for name, text in COMMANDS.items()]
+        sys.stdout.write(
+            "usage: headrace COMMAND …\n\n" + "\n".join(lines) + "\n\n`headrace COMMAND --help` says more.\n"
+        )
+        return 0 if argv else EXIT_CONFIG
+    name, rest = argv[0], argv[1:]
+    if name in ("version", "--version", "-V"):
+        sys.stdout.write(f"headrace {metadata.version('headrace-cli')}\n")
+        return 0
+    if name not in COMMANDS:
+        sys.stderr.write(f"headrace: {name}: unknown command; one of {', '.join(COMMANDS)}\n")
+        return EXIT_CONFIG
+    try:
+        # Imported only now, since each command pays for its own libraries.
+        command: Callable[[Sequence[str]], int] = import_module(f"headrace_cli.{name}_command").run
+        return command(rest)
+    except ConfigError as error:
+        sys.stderr.write(f"headrace {name}: {error}\n")
+        return EXIT_CONFIG
+    except CommandError as error:
+        sys.stderr.write(f"headrace {name}: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,86 @@
+"""`headrace ps`: every process of the running instances."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from headrace_cli.settings import PsSettings, base_data_dir
+from headrace_cli.state_file import STATE_FILE, InstanceState, ProcessState, read_state
+from headrace_shared.settings import load_settings
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. `service` is up for `headrace up` itself, and `<service>-child` for a process of a service's own."""
+
+    service: str
+    id: str
+    pid: int
+    state: str
+    model: str
+    port: int | None
+    num_restarts: int
+    log: str
+    data_dir: str
+
+
+class Instance(NamedTuple):
+    data_dir: Path
+    state: InstanceState
+
+
+def run(argv: Sequence[str]) -> int:
+    settings = load_settings(PsSettings, argv, os.environ, prog="headrace ps")
+    listed = [each for instance in find_instances(settings.data_dir, os.environ) for each in list_processes(instance)]
+    if settings.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(listed)).decode() + "\n")
+    elif not listed:
+        sys.stdout.write("No instance is running. Start one with `headrace up`.\n")
+    else:
+        table = Table(box=None, pad_edge=False)
+        for name in ("SERVICE", "ID", "PID", "STATE", "MODEL", "PORT", "RESTARTS"):
+            table.add_column(name)
+        for each in listed:
+            port = str(each.port or "")
+            table.add_row(each.service, each.id, str(each.pid), each.state, each.model, port, str(each.num_restarts))
+        Console(highlight=False).print(table)
+    return 0
+
+
+def find_instances(data_dir: str, environ: Mapping[str, str]) -> list[Instance]:
+    """The running instances: of one data folder, or of all in the default place."""
+    if data_dir:
+        folders = [Path(data_dir).expanduser().absolute()]
+    else:
+        folders = sorted(path.parent for path in base_data_dir(environ).glob(f"*/{STATE_FILE}"))
+    return [Instance(folder, state) for folder in folders if (state := read_state(folder)) is not None]
+
+
+def list_processes(instance: Instance) -> list[Listed]:
+    data_dir, state = str(instance.data_dir), instance.state
+    up = ProcessState(service="up", id=f"up-{state.pid}", pid=state.pid, state=state.state, model=state.model)
+    listed = []
+    for process in (up, *state.processes):
+        values = {name: getattr(process, name) for name in process.__struct_fields__}
+        listed.append(Listed(**values, data_dir=data_dir))
+        if process is not up:
+            listed += [
+                Listed(**{**values, "service": f"{process.service}-child", "pid": pid, "port": None}, data_dir=data_dir)
+                for pid in _children(process.pid)
+            ]
+    return listed
+
+
+def _children(pid: int) -> list[int]:
+    if not pid:
+        return []
+    try:
+        return sorted(child.pid for child in psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []

@@ -1,0 +1,100 @@
+"""Settings of the commands."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from headrace_shared.model_cards import served_name
+from headrace_shared.settings import Secret
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Count = Annotated[int, Meta(ge=1, le=64)]
+
+
+class UpSettings(Struct, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    """Address of the HTTP interface."""
+    port: Port = 8000
+    """Port of the first router; further routers take the ports that follow."""
+    routers: Count = 1
+    """Number of router processes."""
+    schedulers: Count = 1
+    """Number of scheduler processes."""
+    workers: Count = 1
+    """Number of worker processes."""
+    autoscaler: bool = True
+    """Start the autoscaler as well."""
+    model: str = "smollm2-135m"
+    """Built-in name, checkpoint folder, GGUF file, or hub id."""
+    served_name: str = ""
+    """Name of the model in the API; empty: derived from the model."""
+    device: str = ""
+    """Where the workers compute: auto, cpu, cuda or cuda:N; empty: the worker's default."""
+    dtype: Literal["", "auto", "float32", "bfloat16", "float16"] = ""
+    """Number format of weights and cache; empty: the worker's default."""
+    context: Annotated[int, Meta(ge=0)] = 0
+    """Most tokens (prompt and answer) of a sequence; 0: the model's own."""
+    kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    """Size of each worker's KV cache on a CPU."""
+    num_blocks: Annotated[int, Meta(ge=0)] = 0
+    """Blocks of each worker's KV cache; 0: from kv-cache-bytes or free memory."""
+    max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Most sequences in one iteration; 0: the worker's default."""
+    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """CPU threads of each worker; 0: the cores shared evenly among the workers."""
+    data_dir: str = ""
+    """Where queue, logs and state are kept; empty: headrace/PORT below $XDG_DATA_HOME or ~/.local/share."""
+    start_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 600.0
+    """Longest time without any progress before the start is given up."""
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+    """Longest time each service gets to finish what is running when it is stopped."""
+
+    @property
+    def model_name(self) -> str:
+        return self.served_name or served_name(self.model)
+
+
+class PsSettings(Struct, frozen=True, kw_only=True):
+    json: bool = False
+    """Print JSON."""
+    data_dir: str = ""
+    """Of one instance; empty: all instances in the default place."""
+
+
+class ChatSettings(Struct, frozen=True, kw_only=True):
+    url: str = "http://127.0.0.1:8000"
+    """Address of a router."""
+    model: str = ""
+    """Model to talk to; empty: the first that the server lists."""
+    api_key: Secret = ""
+    """Key to send, if the server wants one."""
+    quick: str = ""
+    """One message; print the answer and end."""
+    system: str = ""
+    """System message."""
+    max_tokens: Annotated[int, Meta(ge=1)] = 512
+    """Longest answer in tokens."""
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    """Randomness, 0 for none; the model's default if not set."""
+    timeout_s: Annotated[float, Meta(gt=0)] = 120.0
+    """Longest silence of the server."""
+
+
+class DoctorSettings(Struct, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    """Address that `headrace up` would listen at."""
+    port: Port = 8000
+    """Port that `headrace up` would listen at."""
+    data_dir: str = ""
+    """As for `headrace up`."""
+
+
+def base_data_dir(environ: Mapping[str, str]) -> Path:
+    """Holds the data folders of all instances that were given none."""
+    return Path(environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "headrace"
+
+
+def data_dir_of(data_dir: str, port: int, environ: Mapping[str, str]) -> Path:
+    return Path(data_dir).expanduser().absolute() if data_dir else base_data_dir(environ) / str(port)

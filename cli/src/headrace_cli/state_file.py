@@ -1,0 +1,88 @@
+"""What runs in an instance, for `headrace ps`: one JSON file in its data folder, and a lock that one instance holds."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import psutil
+from msgspec import Struct
+
+from headrace_cli.errors import CommandError
+
+STATE_FILE = "state.json"
+LOCK_FILE = "lock"
+MAX_STATE_BYTES = 1024 * 1024
+
+
+class ProcessState(Struct, frozen=True, kw_only=True):
+    service: str
+    id: str
+    pid: int
+    state: str
+    model: str = ""
+    port: int | None = None
+    num_restarts: int = 0
+    log: str = ""
+
+
+class InstanceState(Struct, frozen=True, kw_only=True):
+    pid: int
+    """Of `headrace up`."""
+    created: float
+    """Start of that process, seconds since the epoch: a pid alone may come back."""
+    state: str
+    url: str
+    model: str
+    processes: tuple[ProcessState, ...] = ()
+
+
+def write_state(data_dir: Path, state: InstanceState) -> None:
+    """Replaces the file in one step. Raises OSError."""
+    path = data_dir / STATE_FILE
+    scratch = path.with_suffix(".new")
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    scratch.replace(path)
+
+
+def read_state(data_dir: Path) -> InstanceState | None:
+    """The state of a running instance; None if none runs here."""
+    try:
+        with (data_dir / STATE_FILE).open("rb") as file:
+            state = msgspec.json.decode(file.read(MAX_STATE_BYTES), type=InstanceState)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return state if is_running(state.pid, state.created) else None
+
+
+def remove_state(data_dir: Path) -> None:
+    (data_dir / STATE_FILE).unlink(missing_ok=True)
+
+
+def is_running(pid: int, created: float) -> bool:
+    try:
+        return abs(psutil.Process(pid).create_time() - created) < 1.0
+    except psutil.Error:
+        return False
+
+
+def lock_data_dir(data_dir: Path) -> IO[str]:
+    """Keeps other instances out until the file is closed or the process dies. Raises CommandError."""
+    try:
+        file = (data_dir / LOCK_FILE).open("a+")
+    except OSError as error:
+        raise CommandError(f"cannot write to {data_dir}: {error.strerror}", "choose another --data-dir") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        owner = file.read(32).strip()
+        file.close()
+        who = f"headrace up with pid {owner}" if owner else "another headrace up"
+        raise CommandError(f"{data_dir} is in use by {who}", "stop that one or choose another --data-dir") from error
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

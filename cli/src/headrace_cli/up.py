@@ -1,0 +1,225 @@
+"""`headrace up`: broker and services as local processes, until Ctrl-C."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from headrace_cli.broker_process import BrokerProcess
+from headrace_cli.display import Display, Row
+from headrace_cli.errors import CommandError
+from headrace_cli.fleet_view import FleetView
+from headrace_cli.log_file import LogFile
+from headrace_cli.plan import Plan, make_plan
+from headrace_cli.preflight import (
+    available_memory,
+    check_data_dir,
+    check_memory,
+    check_ports,
+    needed_memory,
+    num_cores,
+)
+from headrace_cli.probe import base_url
+from headrace_cli.process import Process, Supervised
+from headrace_cli.readiness import Readiness
+from headrace_cli.settings import UpSettings, data_dir_of
+from headrace_cli.state_file import InstanceState, ProcessState, lock_data_dir, remove_state, write_state
+from headrace_cli.supervisor import Supervisor
+from headrace_shared.broker import NatsServer
+from headrace_shared.errors import BusError, ConfigError
+from headrace_shared.model_cards import clear_cards
+from headrace_shared.nats_bus import NatsBus
+from headrace_shared.settings import PREFIX
+from headrace_shared.telemetry import configure_logging
+
+STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "broker")
+"""Routers drain first, while everything behind them still works."""
+VIEW_PERIOD_S = 0.25
+STATE_PERIOD_S = 1.0
+BROKER_USER = "headrace"
+
+
+async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Display, config: str) -> None:
+    """Runs an instance until SIGINT, SIGTERM or SIGHUP. Raises CommandError; leaves no process behind either way."""
+    data_dir = data_dir_of(settings.data_dir, settings.port, environ)
+    check_ports(settings.host, range(settings.port, settings.port + settings.routers))
+    check_data_dir(data_dir)
+    num_others = settings.routers + settings.schedulers + int(settings.autoscaler) + 1
+    kv_cache_bytes = 0 if settings.device.startswith("cuda") or settings.num_blocks else settings.kv_cache_bytes
+    check_memory(needed_memory(settings.workers, num_others, kv_cache_bytes), available_memory())
+    with lock_data_dir(data_dir):
+        logs = data_dir / "logs"
+        logs.mkdir(exist_ok=True)
+        log = LogFile(logs / "up.log")
+        with os.fdopen(log.open(), "w") as stream:
+            log.trim()
+            configure_logging("up", f"up-{os.getpid()}", "warning", "json", stream)
+            await _Instance(settings, environ, display, config, data_dir).run()
+
+
+class _Instance:
+    def __init__(
+        self, settings: UpSettings, environ: Mapping[str, str], display: Display, config: str, data_dir: Path
+    ) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._display = display
+        self._config = config
+        self._data_dir = data_dir
+        self._url = base_url(settings.host, settings.port)
+        self._view = FleetView()
+        self._supervisor = Supervisor(lambda service_id: self._view.of(service_id).is_ready, display.say)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._state = "starting"
+        self._is_showing = True
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        background = [
+            asyncio.create_task(self._supervisor.trim_logs(), name="trim-logs"),
+            asyncio.create_task(self._refresh(), name="refresh"),
+        ]
+        try:
+            await self._until_stopped(self._run_services())
+        finally:
+            self._is_showing = False
+            self._display.close()
+            self._state = "stopping"
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            if self._stop.is_set():
+                self._display.say("Stopping; press Ctrl-C again to stop at once.")
+            self._write_state()
+            await self._supervisor.stop(STOP_ORDER, self._settings.drain_timeout_s, self._hurry)
+            remove_state(self._data_dir)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Runs `work` until a signal comes. Raises its error, or CommandError if the instance fails."""
+        tasks = [asyncio.create_task(each) for each in (work, self._stop.wait(), self._supervisor.failure())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in (tasks[2], tasks[0]):
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_services(self) -> None:
+        settings = self._settings
+        password = secrets.token_urlsafe(24)
+        try:
+            server = NatsServer(self._data_dir / "broker", user=BROKER_USER, password=password)
+        except ConfigError as error:
+            raise CommandError(str(error)) from error
+        self._display.say(f"Data and logs: {self._data_dir}")
+        await self._supervisor.start(BrokerProcess(server))
+        environ = {**self._environ, PREFIX + "NATS_USER": BROKER_USER, PREFIX + "NATS_PASSWORD": password}
+        plan = make_plan(settings, environ, nats_url=server.url, num_cores=num_cores(), config=self._config)
+        try:
+            bus = await NatsBus.connect(
+                server.url, name="headrace-up", on_closed=lambda: None, user=BROKER_USER, password=password
+            )
+        except BusError as error:
+            raise CommandError(f"the broker does not answer: {error}", f"its log is {server.log_path}") from error
+        try:
+            await clear_cards(bus)
+            await self._view.start(bus)
+            await self._serve(plan)
+        finally:
+            await self._view.close()
+            await bus.close()
+
+    async def _serve(self, plan: Plan) -> None:
+        for spec in plan.services:
+            await self._supervisor.start(Process(spec, self._data_dir / "logs"))
+        async with httpx.AsyncClient() as client:
+            await Readiness(self._supervisor, self._view, self._settings, client).wait()
+        self._supervisor.has_started = True
+        self._state = "serving"
+        self._is_showing = False
+        self._display.close()
+        self._announce()
+        await asyncio.Event().wait()
+
+    def _announce(self) -> None:
+        settings = self._settings
+        say = self._display.say
+        for process in self._supervisor.processes:
+            view = self._view.of(process.id)
+            if process.spec.service == "worker" and view.hello is not None:
+                hello = view.hello
+                tokens = hello.num_blocks * hello.block_size
+                where = "cuda" if view.gauges.get("is_cuda") else "cpu"
+                dtype = f"{view.gauges['dtype_bits']:.0f}-bit floats" if "dtype_bits" in view.gauges else ""
+                say(
+                    f"{process.spec.name}: {', '.join(filter(None, (where, dtype)))}, KV cache for {tokens:,} tokens, "
+                    f"context {hello.context:,}, at most {hello.max_sequences} sequences at a time"
+                )
+        say(f"Model: {settings.model_name}")
+        for index in range(settings.routers):
+            url = base_url(settings.host, settings.port + index)
+            say(f"API: {url}/v1   docs: {url}/docs   metrics: {url}/metrics")
+        say("Application startup complete.")
+
+    async def _refresh(self) -> None:
+        """Keeps display and state file up to date."""
+        written_at = 0.0
+        while True:
+            if self._is_showing:
+                self._display.show([self._row(process) for process in self._supervisor.processes])
+            if time.monotonic() - written_at >= STATE_PERIOD_S:
+                written_at = time.monotonic()
+                self._write_state()
+            await asyncio.sleep(VIEW_PERIOD_S)
+
+    def _row(self, process: Supervised) -> Row:
+        return Row(process.spec.name, self._state_of(process), self._view.of(process.id).loading)
+
+    def _state_of(self, process: Supervised) -> str:
+        said = self._view.of(process.id).state
+        return said if process.phase == "running" and said else process.phase
+
+    def _write_state(self) -> None:
+        processes = tuple(
+            ProcessState(
+                service=process.spec.service,
+                id=process.id,
+                pid=process.pid if process.is_alive else 0,
+                state=self._state_of(process),
+                model=process.spec.model,
+                port=process.port or None,
+                num_restarts=max(0, process.num_starts - 1),
+                log=str(process.log_path),
+            )
+            for process in self._supervisor.processes
+        )
+        created = psutil.Process().create_time()
+        state = InstanceState(
+            pid=os.getpid(),
+            created=created,
+            state=self._state,
+            url=self._url,
+            model=self._settings.model_name,
+            processes=processes,
+        )
+        with contextlib.suppress(OSError):  # a full disk must not stop what runs; `ps` is then out of date
+            write_state(self._data_dir, state)
