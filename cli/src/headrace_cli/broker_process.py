@@ -14,7 +14,7 @@ class BrokerProcess:
 
     def __init__(self, server: NatsServer) -> None:
         self._server = server
-        self.spec = ProcessSpec("broker", "broker-1", (), {})
+        self.spec = ProcessSpec("nats", "nats-1", (), {})
         self.id = ""
         self.pid = 0
         self.num_starts = 0
@@ -35,7 +35,7 @@ class BrokerProcess:
 
     async def start(self) -> None:
         """Returns when it answers. Raises OSError."""
-        self.id = f"broker-{secrets.token_hex(4)}"
+        self.id = f"nats-{secrets.token_hex(4)}"
         self.num_starts += 1
         self.started_at = time.monotonic()
         self.phase = "starting"

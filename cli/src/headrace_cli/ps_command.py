@@ -25,6 +25,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     model: str
     port: int | None
+    health_port: int | None
     num_restarts: int
     log: str
     data_dir: str
@@ -71,7 +72,10 @@ def list_processes(instance: Instance) -> list[Listed]:
         listed.append(Listed(**values, data_dir=data_dir))
         if process is not up:
             listed += [
-                Listed(**{**values, "service": f"{process.service}-child", "pid": pid, "port": None}, data_dir=data_dir)
+                Listed(
+                    **{**values, "service": f"{process.service}-child", "pid": pid, "port": None, "health_port": None},
+                    data_dir=data_dir,
+                )
                 for pid in _children(process.pid)
             ]
     return listed

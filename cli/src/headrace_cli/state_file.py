@@ -23,6 +23,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     state: str
     model: str = ""
     port: int | None = None
+    health_port: int | None = None
     num_restarts: int = 0
     log: str = ""
 

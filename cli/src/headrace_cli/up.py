@@ -38,13 +38,14 @@ from headrace_shared.errors import BusError, ConfigError
 from headrace_shared.model_cards import clear_cards
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.settings import PREFIX
-from headrace_shared.telemetry import configure_logging
+from headrace_shared.telemetry import HEALTH_PORT, configure_logging
 
-STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "broker")
+STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "nats")
 """Routers drain first, while everything behind them still works."""
 VIEW_PERIOD_S = 0.25
 STATE_PERIOD_S = 1.0
 BROKER_USER = "headrace"
+BROKER_URL_FILE = "broker-url"
 
 
 async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Display, config: str) -> None:
@@ -132,6 +133,7 @@ class _Instance:
             raise CommandError(str(error)) from error
         self._display.say(f"Data and logs: {self._data_dir}")
         await self._supervisor.start(BrokerProcess(server))
+        self._write_broker_url(server.port, password)
         environ = {**self._environ, PREFIX + "NATS_USER": BROKER_USER, PREFIX + "NATS_PASSWORD": password}
         plan = make_plan(settings, environ, nats_url=server.url, num_cores=num_cores(), config=self._config)
         try:
@@ -147,6 +149,13 @@ class _Instance:
         finally:
             await self._view.close()
             await bus.close()
+
+    def _write_broker_url(self, port: int, password: str) -> None:
+        """For the owner's own tools: the password is new with each start."""
+        path = self._data_dir / BROKER_URL_FILE
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"nats://{BROKER_USER}:{password}@127.0.0.1:{port}\n")
 
     async def _serve(self, plan: Plan) -> None:
         for spec in plan.services:
@@ -207,6 +216,7 @@ class _Instance:
                 state=self._state_of(process),
                 model=process.spec.model,
                 port=process.port or None,
+                health_port=int(self._view.of(process.id).gauges.get(HEALTH_PORT, 0)) or None,
                 num_restarts=max(0, process.num_starts - 1),
                 log=str(process.log_path),
             )

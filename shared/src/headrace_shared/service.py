@@ -31,7 +31,7 @@ from headrace_shared.health import HealthServer
 from headrace_shared.messages import Telemetry
 from headrace_shared.settings import EXIT_CONFIG, CommonSettings
 from headrace_shared.subjects import telemetry_subject
-from headrace_shared.telemetry import Metrics, configure_logging
+from headrace_shared.telemetry import ASYNCIO_TASKS, HEALTH_PORT, Metrics, configure_logging
 
 STOP_TIMEOUT_S = 5.0
 """Longest time for clean-up after the body was cancelled."""
@@ -49,6 +49,8 @@ class Service:
         self.metrics = Metrics()
         self.draining = asyncio.Event()
         """Set once the process is to end: take nothing new, finish what is running, return."""
+        self.health_port = 0
+        """Where the health endpoint answers; 0: nowhere. A service with a web server of its own sets it."""
         self._not_ready: Callable[[], str | None] = lambda: "starting"
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -94,6 +96,8 @@ class Service:
 
     async def run(self, body: Callable[["Service"], Coroutine[Any, Any, None]], drain_timeout_s: float) -> int:
         """Runs the body to its end; returns the exit code. Exceptions of the body pass through, except after `fail`."""
+        loop = asyncio.get_running_loop()
+        self.metrics.gauge(ASYNCIO_TASKS).set_function(lambda: len(asyncio.all_tasks(loop)))
         self._body = asyncio.create_task(self._run_body(body), name="body")
         limiter = asyncio.create_task(self._limit_drain(drain_timeout_s), name="drain-limit")
         try:
@@ -114,7 +118,8 @@ class Service:
     ) -> None:
         """Publishes a Telemetry message every second. Spawn it."""
         while True:
-            message = Telemetry(service=self.name, id=self.id, state=state(), model=model, gauges=gauges())
+            figures = {HEALTH_PORT: float(self.health_port), **gauges()}
+            message = Telemetry(service=self.name, id=self.id, state=state(), model=model, gauges=figures)
             with contextlib.suppress(BusError):  # the next second's figures are as good
                 bus.publish(telemetry_subject(self.name, self.id), encode(message))
             await asyncio.sleep(TELEMETRY_PERIOD_S)
@@ -192,6 +197,7 @@ async def _supervise(
         except OSError as error:
             reason = f"cannot listen on {settings.health_host}:{settings.health_port}: {error.strerror}"
             raise ConfigError("health_port", reason) from error
+        service.health_port = port
         log.info("health endpoint", host=settings.health_host, port=port)
     limiter = asyncio.create_task(limit_stop(), name="stop-limit")
     try:

@@ -32,6 +32,8 @@ NUM_IN_FLIGHT = "num_in_flight"
 IS_CUDA = "is_cuda"
 """1 on a GPU, 0 on a CPU."""
 DTYPE_BITS = "dtype_bits"
+HEALTH_PORT = "health_port"
+"""Where /live, /health and /metrics answer; part of every service's report."""
 
 
 class Instrument(NamedTuple):
@@ -50,7 +52,7 @@ _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0
 
 REQUESTS = Instrument("counter", "headrace_requests_total", "Requests by outcome.", ("model", "outcome"))
 REQUESTS_REFUSED = Instrument("counter", "headrace_requests_refused_total", "Requests refused by code.", ("code",))
-REQUESTS_IN_FLIGHT = Instrument("gauge", "headrace_requests_in_flight", "Requests whose client is waiting.")
+REQUESTS_IN_FLIGHT = Instrument("gauge", "headrace_requests_inflight", "Requests whose client is waiting.")
 CLIENTS_GONE = Instrument("counter", "headrace_clients_gone_total", "Requests whose client went away first.")
 PROMPT_TOKENS = Instrument("counter", "headrace_prompt_tokens_total", "Prompt tokens.", ("model",))
 CACHED_TOKENS = Instrument(
@@ -72,7 +74,12 @@ PREEMPTIONS = Instrument(
 )
 RUNNING = Instrument("gauge", "headrace_sequences_running", "Sequences on workers.", ("model",))
 WAITING = Instrument("gauge", "headrace_requests_waiting", "Requests in the waiting window.", ("model",))
-BLOCKS = Instrument("gauge", "headrace_kv_blocks", "KV blocks by state.", ("model", "state"))
+BLOCKS_FREE = Instrument("gauge", "headrace_blocks_free", "KV blocks that nobody holds.", ("model",))
+BLOCKS_REFERENCED = Instrument("gauge", "headrace_blocks_referenced", "KV blocks that sequences hold.", ("model",))
+BLOCKS_AWAITING = Instrument(
+    "gauge", "headrace_blocks_awaiting", "KV blocks whose release is not confirmed.", ("model",)
+)
+ASYNCIO_TASKS = Instrument("gauge", "headrace_asyncio_tasks", "Tasks of the event loop.")
 ITERATIONS = Instrument("counter", "headrace_iterations_total", "Iterations of the engine.", ("model",))
 
 
