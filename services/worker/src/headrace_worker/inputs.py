@@ -1,0 +1,120 @@
+"""Slices of an iteration to tensors. Numpy only: no Python work per token."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace_worker.iteration import SequenceSlice
+
+LONG_CHUNK = 32
+"""A chunk of this many queries keeps the cores busy alone; shorter ones are padded and grouped."""
+MOST_PADDING = 512
+"""Cached positions that padding may add to a group before a further group is cheaper."""
+
+
+class Group(NamedTuple):
+    """Sequences that attention handles in one piece, in `rows` of the flat batch."""
+
+    first_row: int
+    num_queries: Sequence[int]
+    """Per sequence."""
+    block_table: NDArray[np.int64]
+    """[sequences, blocks], padded with the null block."""
+    last_positions: NDArray[np.int64]
+    """[sequences]: of each one's last query."""
+
+
+class Inputs(NamedTuple):
+    token_ids: Tensor
+    """[tokens]"""
+    positions: Tensor
+    """[tokens]"""
+    slots: Tensor
+    """[tokens, 2 * num_kv_heads]: rows of head_dim in a cache layer."""
+    sampled_rows: Tensor
+    """[sampled slices], in slice order: where their last tokens are."""
+    fresh_blocks: Tensor
+    """Blocks that this iteration begins to fill but does not complete."""
+    groups: list[Group]
+
+
+def build_inputs(
+    slices: Sequence[SequenceSlice],
+    *,
+    block_size: int,
+    num_kv_heads: int,
+    null_block: int,
+    gathered_positions: int,
+    device: torch.device,
+) -> Inputs:
+    """`gathered_positions`: how many cached positions (padding included) a group may gather, one sequence aside."""
+    lengths = np.fromiter((piece.num_tokens for piece in slices), np.int64, len(slices))
+    starts = np.fromiter((piece.start for piece in slices), np.int64, len(slices))
+    ends = starts + lengths
+    # Single queries first, then by queries and by context, so that neighbours make groups with little padding.
+    order = np.lexsort((ends, lengths))
+    ordered = [slices[index] for index in order]
+    row_starts = np.cumsum(lengths[order]) - lengths[order]
+
+    token_ids = np.concatenate([np.asarray(_tokens(piece), dtype=np.int64) for piece in ordered])
+    positions = np.arange(token_ids.shape[0]) + np.repeat(starts[order] - row_starts, lengths[order])
+    num_blocks = -(-ends[order] // block_size)
+    table = np.full((len(slices), int(num_blocks.max())), null_block, dtype=np.int64)
+    for row, (piece, count) in enumerate(zip(ordered, num_blocks.tolist(), strict=True)):
+        table[row, :count] = piece.block_ids[:count]
+    blocks = table[np.repeat(np.arange(len(slices)), lengths[order]), positions // block_size]
+    slots = (blocks[:, None] * (2 * num_kv_heads) + np.arange(2 * num_kv_heads)) * block_size
+    slots += (positions % block_size)[:, None]
+
+    last_rows = np.empty(len(slices), dtype=np.int64)
+    last_rows[order] = row_starts + lengths[order] - 1
+    samples = np.fromiter((piece.samples for piece in slices), np.bool_, len(slices))
+    fresh = (ends % block_size != 0) & (ends - ends % block_size >= starts)
+    fresh_blocks = table[np.arange(len(slices)), num_blocks - 1][fresh[order]]
+    return Inputs(
+        token_ids=_tensor(token_ids, device),
+        positions=_tensor(positions, device),
+        slots=_tensor(slots, device),
+        sampled_rows=_tensor(last_rows[samples], device),
+        fresh_blocks=_tensor(fresh_blocks, device),
+        groups=_groups(lengths[order], num_blocks, ends[order] - 1, table, block_size, gathered_positions),
+    )
+
+
+def _tokens(piece: SequenceSlice) -> Sequence[int]:
+    if piece.token_ids is None:
+        raise ValueError(f"sequence {piece.sequence_id}: this engine does not look ahead, so every token must be known")
+    return piece.token_ids
+
+
+def _groups(
+    lengths: NDArray[np.int64],
+    num_blocks: NDArray[np.int64],
+    last_positions: NDArray[np.int64],
+    table: NDArray[np.int64],
+    block_size: int,
+    gathered_positions: int,
+) -> list[Group]:
+    groups: list[Group] = []
+    first, first_row = 0, 0
+    counts, queries = num_blocks.tolist(), lengths.tolist()
+    while first < len(counts):
+        end, widest, total = first + 1, counts[first], counts[first]
+        while end < len(counts) and (queries[end] == 1) == (queries[first] == 1) and queries[end] < LONG_CHUNK:
+            width = max(widest, counts[end])
+            padded, needed = width * (end + 1 - first), total + counts[end]
+            if padded * block_size > gathered_positions or (padded - needed) * block_size > MOST_PADDING:
+                break
+            end, widest, total = end + 1, width, needed
+        groups.append(Group(first_row, queries[first:end], table[first:end, :widest], last_positions[first:end]))
+        first_row += sum(queries[first:end])
+        first = end
+    return groups
+
+
+def _tensor(values: NDArray[np.int64], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

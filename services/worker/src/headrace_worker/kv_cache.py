@@ -1,0 +1,62 @@
+"""The paged cache of keys and values. Who may use which block is the scheduler's business."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headrace_shared.messages import BlockId
+
+
+class KVCache:
+    """`layers[i]` is [rows, block_size * head_dim], row (block * 2 + part) * num_kv_heads + head.
+
+    Part 0 holds keys, part 1 values. One row is one head of one block in one piece: gathering rows gives [heads,
+    positions, head_dim] without a transposition. The block after the last one (`null_block`) stays zero; padding points
+    there.
+
+    Invariant: no position that a sequence has not written itself holds anything but finite numbers it was given by
+    `clear_after`, so that masked positions (weight 0) never bring in another sequence's NaN.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.null_block = num_blocks
+        self._pages = torch.zeros(
+            (num_layers, num_blocks + 1, 2, num_kv_heads, block_size, head_dim), dtype=dtype, device=device
+        )
+        flat = self._pages.view(num_layers, -1, block_size * head_dim)
+        self.layers: list[Tensor] = list(flat.unbind(0))
+        self._slots: list[Tensor] = list(self._pages.view(num_layers, -1, head_dim).unbind(0))
+
+    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
+        """slots [tokens, 2 * num_kv_heads] (see `slot_offsets`), keys_values [tokens, 2 * num_kv_heads, head_dim]."""
+        self._slots[layer].index_put_((slots,), keys_values)
+
+    def copy_blocks(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copies whole blocks, (source, destination), in every layer."""
+        if copies:
+            sources = torch.tensor([source for source, _ in copies], device=self._pages.device)
+            destinations = torch.tensor([destination for _, destination in copies], device=self._pages.device)
+            self._pages[:, destinations] = self._pages[:, sources]
+
+    def clear_after(self, block_id: BlockId, offset: int) -> None:
+        """Zeroes the positions of a block from `offset` on."""
+        self._pages[:, block_id, :, :, offset:] = 0
+
+    def clear_blocks(self, block_ids: Tensor) -> None:
+        """Zeroes whole blocks."""
+        self._pages.index_fill_(1, block_ids, 0)

@@ -1,0 +1,208 @@
+"""Reads GGUF files: metadata at once, tensors one by one, straight from the mapped file.
+
+The `gguf` package supplies the types and the dequantization. The header is parsed here because the package's reader
+builds an array object for each of a hundred thousand vocabulary entries, which takes seconds at every start.
+A file is input from outside: every length is checked against the file before it is used.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import torch
+
+from headrace_shared.errors import ConfigError
+from headrace_worker.models.config import LlamaConfig, config_from_gguf
+
+MAX_ENTRIES = 1 << 20
+"""Most metadata entries or tensors that a file may announce."""
+MAX_ARRAY = 1 << 24
+"""Most elements of one metadata array."""
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+
+
+class TensorInfo(NamedTuple):
+    shape: tuple[int, ...]
+    """Rows first, as in torch (the file has the fastest dimension first)."""
+    kind: gguf.GGMLQuantizationType
+    offset: int
+    """From the start of the file."""
+    num_bytes: int
+
+
+class GgufFile:
+    """`metadata` by key and `tensors` by name. Raises ConfigError if the file is not a sound GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ConfigError("model", f"cannot read {path}: {error}") from error
+        try:
+            self.metadata, self.tensors = _Header(self._data).parse()
+        except (struct.error, ValueError, IndexError, KeyError, OverflowError) as error:
+            raise ConfigError("model", f"{path} is not a sound GGUF file: {error}") from error
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """float32, dequantized, rows first."""
+        info = self.tensors[name]
+        raw = np.frombuffer(self._data, dtype=np.uint8, count=info.num_bytes, offset=info.offset)
+        rows = raw.reshape(*info.shape[:-1], -1) if len(info.shape) > 1 else raw
+        try:
+            values = gguf.quants.dequantize(_typed(rows, info.kind), info.kind)
+        except NotImplementedError as error:
+            raise ConfigError("model", f"quantization {info.kind.name} is not supported") from error
+        # Unquantized tensors come back as views of the read-only file.
+        return torch.from_numpy(np.array(values, dtype=np.float32, copy=True)).reshape(info.shape)
+
+
+def _typed(rows: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    if kind == gguf.GGMLQuantizationType.F32:
+        return rows.view(np.float32)
+    if kind == gguf.GGMLQuantizationType.F16:
+        return rows.view(np.float16)
+    return rows
+
+
+class _Header:
+    """A cursor over the file's head; every method moves it."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._position = 0
+
+    def parse(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        if self._bytes(4) != b"GGUF":
+            raise ValueError("wrong magic number")
+        if (version := self._number("<I")) not in (2, 3):
+            raise ValueError(f"version {version}")
+        num_tensors = self._count("<Q", MAX_ENTRIES)
+        num_entries = self._count("<Q", MAX_ENTRIES)
+        metadata = {self._string(): self._value(self._number("<I")) for _ in range(num_entries)}
+        heads = [self._tensor_head() for _ in range(num_tensors)]
+        alignment = int(metadata.get("general.alignment", 32))
+        if alignment < 1:
+            raise ValueError(f"alignment {alignment}")
+        start = -(-self._position // alignment) * alignment
+        tensors = {}
+        for name, shape, kind, offset in heads:
+            block_size, type_size = gguf.GGML_QUANT_SIZES[kind]
+            if shape[-1] % block_size:
+                raise ValueError(f"{name}: rows of {shape[-1]} are no multiple of {block_size}")
+            num_bytes = int(np.prod(shape, dtype=object)) // block_size * type_size
+            if start + offset + num_bytes > len(self._data):
+                raise ValueError(f"{name} reaches beyond the end of the file (incomplete download?)")
+            tensors[name] = TensorInfo(shape, kind, start + offset, num_bytes)
+        return metadata, tensors
+
+    def _tensor_head(self) -> tuple[str, tuple[int, ...], gguf.GGMLQuantizationType, int]:
+        name = self._string()
+        num_dimensions = self._count("<I", 4)
+        shape = tuple(self._number("<Q") for _ in range(num_dimensions))[::-1] or (1,)
+        kind = gguf.GGMLQuantizationType(self._number("<I"))
+        return name, shape, kind, self._number("<Q")
+
+    def _bytes(self, count: int) -> bytes:
+        end = self._position + count
+        if end > len(self._data):
+            raise ValueError("unexpected end of file")
+        piece = self._data[self._position : end]
+        self._position = end
+        return piece
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack(form, self._bytes(struct.calcsize(form)))[0]
+
+    def _count(self, form: str, most: int) -> int:
+        count = int(self._number(form))
+        if count > most:
+            raise ValueError(f"{count} entries, more than {most}")
+        return count
+
+    def _string(self) -> str:
+        return self._bytes(self._number("<Q")).decode("utf-8", errors="replace")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            item_kind = self._number("<I")
+            count = self._count("<Q", MAX_ARRAY)
+            if item_kind == _ARRAY:
+                raise ValueError("nested arrays")
+            if item_kind in _SCALARS:
+                form = f"<{count}{_SCALARS[item_kind][1]}"
+                return list(struct.unpack(form, self._bytes(struct.calcsize(form))))
+            return [self._value(item_kind) for _ in range(count)]
+        return self._number(_SCALARS[kind])
+
+
+def gguf_config(file: GgufFile) -> LlamaConfig:
+    """The architecture described by the file."""
+    factors: Sequence[float] = ()
+    if "rope_freqs.weight" in file.tensors:
+        factors = file.tensor("rope_freqs.weight").tolist()
+    return config_from_gguf(
+        file.metadata, ties_embeddings="output.weight" not in file.tensors, rope_factors=tuple(factors)
+    )
+
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+class GgufTensors:
+    """The weights under the names and in the layout of Hugging Face checkpoints (a `TensorSource`)."""
+
+    def __init__(self, file: GgufFile, config: LlamaConfig) -> None:
+        self._file = file
+        self._num_heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+        self._own_names = dict(_own_names(file.tensors))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._own_names
+
+    def get(self, name: str) -> torch.Tensor:
+        own_name = self._own_names[name]
+        tensor = self._file.tensor(own_name)
+        num_heads = self._num_heads.get(own_name.split(".")[-2])
+        return tensor if num_heads is None else _halves_apart(tensor, num_heads)
+
+
+def _own_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        if name in _TOP_NAMES:
+            yield _TOP_NAMES[name], name
+        elif name.startswith("blk.") and name.count(".") == 3:
+            _, layer, part, suffix = name.split(".")
+            if part in _LAYER_NAMES:
+                yield f"model.layers.{layer}.{_LAYER_NAMES[part]}.{suffix}", name
+
+
+def _halves_apart(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """GGUF stores the two halves of each rotated head interleaved row by row; here, as in HF, one follows the other."""
+    head_dim = tensor.shape[0] // num_heads
+    rows = tensor.reshape(num_heads, head_dim // 2, 2, *tensor.shape[1:])
+    return rows.transpose(1, 2).reshape(tensor.shape)

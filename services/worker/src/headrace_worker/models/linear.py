@@ -1,0 +1,35 @@
+"""Linear layers, with weights in the layout that the device multiplies fastest."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Linear = Callable[[Tensor], Tensor]
+"""[rows, in] -> [rows, out]"""
+
+_TYPICAL_ROWS = 32
+"""oneDNN chooses the packing for this many rows; measured good from 1 to 256."""
+
+
+def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """`weight` is [out, in]. On CPUs it is packed once: F.linear packs at each call, up to half of its time."""
+    if weight.device.type == "cpu" and weight.dtype != torch.float16 and _can_pack():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
+        multiply = torch.ops.mkldnn._linear_pointwise
+
+        def packed_linear(rows: Tensor) -> Tensor:
+            product: Tensor = multiply(rows, packed, bias, "none", [], "")
+            return product
+
+        return packed_linear
+
+    def plain_linear(rows: Tensor) -> Tensor:
+        return F.linear(rows, weight, bias)
+
+    return plain_linear
+
+
+def _can_pack() -> bool:
+    return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

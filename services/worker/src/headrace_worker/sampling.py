@@ -1,0 +1,217 @@
+"""Draws the next tokens of a batch from its logits.
+
+Every step works row by row, so that what a sequence gets does not depend on who shares its batch. All filters become a
+threshold on the weights, and the draw walks the cumulative weights in vocabulary order: nothing is sorted for the plain
+cases, and what is sorted is only the head of the distribution where that is enough.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace_shared.messages import Admission, SamplingParams, TokenLogprobs, TopLogprob
+from headrace_worker.noise import uniforms
+from headrace_worker.penalties import Penalties
+
+GREEDY_TEMPERATURE = 1e-4
+"""Up to here sampling is arg-max: the limit, where ties and overflow would otherwise decide."""
+CHUNK = 128
+"""Columns that are reduced together, in the two-level arg-max and in the two-level draw."""
+HEAD = 256
+"""Likeliest tokens looked at first for top-p; a row that needs more is sorted whole."""
+NOT_FINITE = "the model's output is not finite"
+
+
+class Drawn(NamedTuple):
+    token: int
+    logprobs: TokenLogprobs | None
+    error: str | None
+
+
+class SamplingState:
+    """What sampling must know of one sequence. `record` every token drawn for it."""
+
+    def __init__(self, admission: Admission, vocab_size: int) -> None:
+        request = admission.request
+        self.params: SamplingParams = request.sampling
+        self.choice = admission.choice
+        self.num_output = len(admission.output) // 4
+        self.is_greedy = self.params.temperature <= GREEDY_TEMPERATURE
+        self.penalties = Penalties.for_admission(admission, vocab_size)
+        self._min_tokens = request.stop.min_tokens
+        self._stop_ids = np.array(
+            [token for token in request.stop.stop_token_ids if token < vocab_size], dtype=np.int64
+        )
+
+    @property
+    def forbidden(self) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+        """Tokens that must not be drawn now."""
+        return self._stop_ids if self.num_output < self._min_tokens and self._stop_ids.size else None
+
+    @property
+    def is_plain(self) -> bool:
+        """The arg-max of the bare logits is all that is wanted."""
+        return self.is_greedy and self.penalties is None and self.params.num_logprobs is None and self.forbidden is None
+
+    def record(self, token: int) -> None:
+        self.num_output += 1
+        if self.penalties is not None:
+            self.penalties.record(token)
+
+
+def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
+    """logits [rows, vocab_size] of any float type; `states` one a row, which learn of their tokens."""
+    best = argmax(logits)
+    finite = logits.gather(-1, best[:, None]).squeeze(-1).isfinite().tolist()
+    tokens: list[int] = best.tolist()
+    logprobs: dict[int, TokenLogprobs] = {}
+    special = [row for row, state in enumerate(states) if finite[row] and not state.is_plain]
+    if special:
+        chosen = [states[row] for row in special]
+        rows = logits if len(special) == len(states) else logits[torch.tensor(special, device=logits.device)]
+        scores = rows.to(torch.float32, copy=True)
+        wanting = [index for index, state in enumerate(chosen) if state.params.num_logprobs is not None]
+        raw = F.log_softmax(scores[wanting], dim=-1) if wanting else None
+        adjusted = _adjust(scores, chosen)
+        drawn = _draw(scores, chosen) if adjusted or any(not state.is_greedy for state in chosen) else argmax(scores)
+        values = drawn.tolist()
+        for row, token in zip(special, values, strict=True):
+            tokens[row] = token
+        if raw is not None:
+            found = _logprobs(raw, drawn[wanting], [chosen[index].params.num_logprobs or 0 for index in wanting])
+            logprobs = {special[index]: item for index, item in zip(wanting, found, strict=True)}
+    results = []
+    for row, state in enumerate(states):
+        if finite[row]:
+            state.record(tokens[row])
+        results.append(Drawn(tokens[row], logprobs.get(row), None if finite[row] else NOT_FINITE))
+    return results
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """First index of the largest value in each row. In two levels, since torch's arg-max does not vectorize on CPUs."""
+    num_rows, width = scores.shape
+    if width % CHUNK:
+        return scores.argmax(-1)
+    chunks = scores.view(num_rows, -1, CHUNK)
+    chunk = chunks.amax(-1).argmax(-1)
+    within = chunks[torch.arange(num_rows, device=scores.device), chunk].argmax(-1)
+    return chunk * CHUNK + within
+
+
+def _adjust(scores: Tensor, states: Sequence[SamplingState]) -> bool:
+    """Penalties, bias and forbidden tokens, in place. Says whether there were any."""
+    adjusted = False
+    for row, state in enumerate(states):
+        if state.penalties is not None:
+            state.penalties.apply(scores[row])
+            adjusted = True
+        if (forbidden := state.forbidden) is not None:
+            scores[row, torch.from_numpy(forbidden).to(scores.device)] = -torch.inf
+            adjusted = True
+    return adjusted
+
+
+def _draw(scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    """scores [rows, vocab_size], adjusted -> token ids [rows]."""
+    tokens = argmax(scores)
+    random_rows = [row for row, state in enumerate(states) if not state.is_greedy]
+    if not random_rows:
+        return tokens
+    index = torch.tensor(random_rows, device=scores.device)
+    chosen = [states[row] for row in random_rows]
+    selected = scores if len(random_rows) == len(states) else scores[index]
+    peaks = selected.gather(-1, tokens[index][:, None])
+    temperatures = _column([state.params.temperature for state in chosen], torch.float32, scores.device)
+    # The likeliest token has weight 1 whatever the temperature, so nothing can overflow.
+    weights = ((selected - peaks) / temperatures).exp_()
+    _filter(weights, chosen)
+    noise = uniforms(
+        np.array([state.params.seed for state in chosen], dtype=np.uint64),
+        np.array([state.choice for state in chosen], dtype=np.uint64),
+        np.array([state.num_output for state in chosen], dtype=np.uint64),
+    )
+    tokens[index] = pick(weights, torch.from_numpy(noise).to(scores.device)[:, None])
+    return tokens
+
+
+def _filter(weights: Tensor, states: Sequence[SamplingState]) -> None:
+    """Zeroes in place what top-k, then top-p, then min-p leave out. Equals of the last token kept are kept too."""
+    width = weights.shape[-1]
+    cut = [row for row, state in enumerate(states) if 0 < state.params.top_k < width]
+    if cut:
+        ks = torch.tensor([[states[row].params.top_k] for row in cut], device=weights.device)
+        heads = weights[cut].topk(int(ks.max()), dim=-1).values
+        _keep(weights, cut, heads.gather(-1, ks - 1))
+    cut = [row for row, state in enumerate(states) if state.params.top_p < 1.0]
+    if cut:
+        ps = _column([states[row].params.top_p for row in cut], torch.float64, weights.device)
+        _keep(weights, cut, _top_p_thresholds(weights[cut], ps))
+    cut = [row for row, state in enumerate(states) if state.params.min_p > 0.0]
+    if cut:
+        _keep(weights, cut, _column([states[row].params.min_p for row in cut], torch.float32, weights.device))
+
+
+def _keep(weights: Tensor, rows: list[int], thresholds: Tensor) -> None:
+    selected = weights[rows]
+    weights[rows] = selected.masked_fill_(selected < thresholds, 0.0)
+
+
+def _top_p_thresholds(weights: Tensor, ps: Tensor) -> Tensor:
+    """The smallest weight in the smallest set of likeliest tokens that together reach `ps` of all: [rows, 1]."""
+    targets = _chunk_sums(weights).cumsum(-1)[:, -1:] * ps
+    head = weights.topk(min(HEAD, weights.shape[-1]), dim=-1).values
+    thresholds, reached = _threshold_in(head, targets)
+    beyond = (~reached).nonzero().squeeze(-1)
+    if beyond.numel():
+        whole = weights[beyond].sort(dim=-1, descending=True).values
+        thresholds[beyond], _ = _threshold_in(whole, targets[beyond])
+    return thresholds
+
+
+def _threshold_in(descending: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Thresholds [rows, 1], and whether they were reached [rows]; where not, the threshold is the last weight."""
+    reaches = torch.searchsorted(descending.cumsum(-1, dtype=torch.float64), targets)
+    last = descending.shape[-1] - 1
+    return descending.gather(-1, reaches.clamp(max=last)), reaches.squeeze(-1) <= last
+
+
+def pick(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse of the cumulative weights: weights [rows, vocab_size] >= 0, uniform [rows, 1] in [0, 1) -> ids [rows]."""
+    totals = _chunk_sums(weights).cumsum(-1)
+    targets = uniform * totals[:, -1:]
+    chunk = torch.searchsorted(totals, targets, right=True).clamp(max=totals.shape[-1] - 1)
+    before = torch.where(chunk > 0, totals.gather(-1, (chunk - 1).clamp(min=0)), 0.0)
+    chunks = _chunked(weights)
+    inner = chunks[torch.arange(chunks.shape[0], device=weights.device), chunk.squeeze(-1)]
+    within = torch.searchsorted(inner.cumsum(-1, dtype=torch.float64) + before, targets, right=True).squeeze(-1)
+    # The chunk's sum was rounded otherwise than the running one: past the end means its last token that can be drawn.
+    columns = torch.arange(CHUNK, device=weights.device)
+    last = torch.where(inner > 0, columns, 0).amax(-1)
+    return chunk.squeeze(-1) * CHUNK + torch.minimum(within, last)
+
+
+def _chunked(weights: Tensor) -> Tensor:
+    """[rows, chunks, CHUNK], padded with zeros."""
+    return F.pad(weights, (0, -weights.shape[-1] % CHUNK)).view(weights.shape[0], -1, CHUNK)
+
+
+def _chunk_sums(weights: Tensor) -> Tensor:
+    return _chunked(weights).sum(-1).double()
+
+
+def _column(values: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+
+def _logprobs(raw: Tensor, tokens: Tensor, counts: list[int]) -> list[TokenLogprobs]:
+    own = raw.gather(-1, tokens[:, None]).squeeze(-1).tolist()
+    values, ids = raw.topk(max(*counts, 1), dim=-1)
+    return [
+        TokenLogprobs(logprob, tuple(TopLogprob(token, value) for token, value in zip(i[:n], v[:n], strict=True)))
+        for logprob, i, v, n in zip(own, ids.tolist(), values.tolist(), counts, strict=True)
+    ]

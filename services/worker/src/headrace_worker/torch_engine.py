@@ -1,0 +1,118 @@
+"""The torch engine: weights, cache and sampling of one model on one device. See `iteration.Engine` for its contract."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId
+from headrace_worker.attention.backend import AttentionBackend
+from headrace_worker.attention.cpu import GatherAttention
+from headrace_worker.inputs import build_inputs
+from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
+from headrace_worker.kv_cache import KVCache
+from headrace_worker.models.llama import Llama
+from headrace_worker.models.rotary import rotary_table
+from headrace_worker.sampling import SamplingState, argmax, sample
+
+
+class TorchEngine:
+    """Computes each iteration within `submit`; `collect` only hands out its result."""
+
+    def __init__(
+        self,
+        model: Llama,
+        cache: KVCache,
+        card: ModelCard,
+        *,
+        context: int,
+        max_sequences: int,
+        tokens_per_iteration: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._device = device
+        self._rotations = rotary_table(model.config, context).unsqueeze(1).to(device)
+        self._attention: AttentionBackend = GatherAttention(cache, num_heads=model.config.num_heads, context=context)
+        self._states: dict[SequenceId, SamplingState] = {}
+        self._finished: list[list[SampledToken]] = []
+        self._facts = EngineFacts(
+            card=card,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            context=context,
+            max_sequences=max_sequences,
+            tokens_per_iteration=tokens_per_iteration,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+        )
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def looks_ahead(self) -> bool:
+        return False
+
+    def add(self, admission: Admission) -> None:
+        self._states[admission.sequence_id] = SamplingState(admission, self._model.config.vocab_size)
+        with torch.inference_mode():
+            self._cache.copy_blocks(admission.copies)
+            offset = admission.num_cached % self._cache.block_size
+            if offset:
+                # What follows the shared part was the source's own.
+                self._cache.clear_after(admission.block_ids[admission.num_cached // self._cache.block_size], offset)
+
+    def remove(self, sequence_id: SequenceId) -> None:
+        self._states.pop(sequence_id, None)
+
+    @torch.inference_mode()
+    def submit(self, slices: Sequence[SequenceSlice]) -> None:
+        sampled = [piece.sequence_id for piece in slices if piece.samples]
+        logits = self.logits(slices)
+        drawn = sample(logits, [self._states[sequence_id] for sequence_id in sampled]) if sampled else []
+        self._finished.append(
+            [
+                SampledToken(sequence_id, item.token, item.logprobs, item.error)
+                for sequence_id, item in zip(sampled, drawn, strict=True)
+            ]
+        )
+
+    def collect(self) -> list[SampledToken]:
+        return self._finished.pop(0)
+
+    @torch.inference_mode()
+    def logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
+        """Computes an iteration up to the logits [slices that sample, vocab_size], in slice order."""
+        cache = self._cache
+        inputs = build_inputs(
+            slices,
+            block_size=cache.block_size,
+            num_kv_heads=cache.num_kv_heads,
+            null_block=cache.null_block,
+            gathered_positions=self._attention.gathered_positions,
+            device=self._device,
+        )
+        if inputs.fresh_blocks.numel():
+            cache.clear_blocks(inputs.fresh_blocks)
+        prepared = self._attention.prepare(inputs, cache)
+
+        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+            cache.write(layer, inputs.slots, keys_values)
+            return prepared(layer, queries)
+
+        hidden = self._model.hidden_states(inputs.token_ids, self._rotations[inputs.positions], attend)
+        return self._model.logits(hidden[inputs.sampled_rows])
+
+    def warm_up(self) -> None:
+        """One full prompt chunk and one decoding step: lazy initialization must not delay the first request."""
+        length = min(self._facts.tokens_per_iteration, self._facts.context - 1)
+        num_blocks = -(-(length + 1) // self._cache.block_size)
+        table = [BlockId(index) for index in range(min(num_blocks, self._cache.num_blocks))]
+        nobody = SequenceId(-1)
+        if length > 0:
+            argmax(self.logits([SequenceSlice(nobody, 0, length, [0] * length, table, True)]))
+        argmax(self.logits([SequenceSlice(nobody, max(length, 0), 1, [0], table, True)]))
