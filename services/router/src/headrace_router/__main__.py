@@ -1,0 +1,20 @@
+"""`python -m headrace_router`, installed as `headrace-router`."""
+
+import sys
+
+from headrace_router.service import RouterService
+from headrace_router.settings import RouterSettings
+from headrace_shared.service import run_service
+from headrace_shared.settings import load_settings_or_exit
+
+
+def main() -> None:
+    settings = load_settings_or_exit(
+        RouterSettings, prog="headrace-router", description="OpenAI-compatible front of Headrace."
+    )
+    # Its own web server answers the probes.
+    sys.exit(run_service(RouterService(settings), name="router", settings=settings, serve_health=False))
+
+
+if __name__ == "__main__":
+    main()

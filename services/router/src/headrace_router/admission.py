@@ -1,0 +1,31 @@
+"""Who gets in, and when those who do not should come back. Pure, but for the jitter."""
+
+import random
+
+from headrace_shared.errors import BusError, BusUnavailable, Overloaded, QueueFull
+
+MAX_RETRY_AFTER_S = 120.0
+"""Clients that are told more do not come back at all."""
+
+
+def retry_after(seconds: float) -> float:
+    """With jitter, so that those refused together do not return together."""
+    return min(MAX_RETRY_AFTER_S, seconds * random.uniform(1.0, 2.0))
+
+
+def refusal(error: BusError) -> Overloaded:
+    """What a client is told when its request could not be queued."""
+    if isinstance(error, QueueFull):
+        return Overloaded("The queue is full.", retry_after_s=retry_after(5.0), code="queue_full")
+    if isinstance(error, BusUnavailable):
+        return Overloaded("The request queue cannot be reached.", retry_after_s=retry_after(2.0), code="unavailable")
+    return Overloaded("The request could not be queued.", retry_after_s=retry_after(1.0), code="unavailable")
+
+
+def admit(num_in_flight: int, max_in_flight: int, *, is_reachable: bool) -> None:
+    """Raises Overloaded. Asked before any work is done for the request. `is_reachable`: the broker is there, or has
+    been away only so shortly that it may come back while we try."""
+    if not is_reachable:
+        raise Overloaded("The request queue cannot be reached.", retry_after_s=retry_after(2.0), code="unavailable")
+    if num_in_flight >= max_in_flight:
+        raise Overloaded("Too many requests are in progress.", retry_after_s=retry_after(2.0), code="queue_full")

@@ -1,0 +1,47 @@
+"""The FastAPI application: routes, and errors in OpenAI's shape for everything that goes wrong outside of them."""
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace_router.bodies import ClientGone
+from headrace_router.http_errors import error_response
+from headrace_router.routes import Parts, make_router
+from headrace_shared.errors import BusError, InvalidRequest, RequestError
+
+
+def make_app(parts: Parts) -> FastAPI:
+    # No interactive documentation: its pages load scripts from elsewhere.
+    app = FastAPI(title="Headrace", docs_url=None, redoc_url=None)
+    app.include_router(make_router(parts))
+    for kind in (RequestError, BusError, Exception):
+        app.add_exception_handler(kind, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientGone, _on_client_gone)
+    return app
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), error
+    if error.status_code == 404:
+        problem = InvalidRequest(f"There is no {request.url.path[:128]}.", code="not_found")
+    elif error.status_code == 405:
+        problem = InvalidRequest(f"{request.method} is not allowed here.", code="method_not_allowed")
+    else:
+        problem = InvalidRequest(str(error.detail)[:200])
+    return error_response(problem, headers=dict(error.headers or {}))
+
+
+async def _on_validation_error(_: Request, error: Exception) -> Response:
+    return error_response(InvalidRequest("The request is not valid."))
+
+
+async def _on_client_gone(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it

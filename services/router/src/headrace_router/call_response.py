@@ -1,0 +1,86 @@
+"""Runs one call as an ASGI response, and stops it the moment the client is gone, streaming or not."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace_router.bodies import BodyLimits, ClientGone, read_json_body, shown_request_id
+from headrace_router.calls import Call, ClientStuck, new_request_id
+from headrace_router.http_errors import error_response, to_request_error
+from headrace_router.metrics import RouterMetrics
+from headrace_shared.errors import BusError, RequestError
+
+log = structlog.get_logger(__name__)
+
+Answer = Callable[[Call, bytes], Awaitable[None]]
+
+
+class CallResponse(Response):
+    """Not a StreamingResponse: that one looks at its client only while streaming."""
+
+    def __init__(self, answer: Answer, limits: BodyLimits, metrics: RouterMetrics) -> None:
+        self._answer = answer
+        self._limits = limits
+        self._metrics = metrics
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        request_id = new_request_id()
+        shown_id = shown_request_id(headers, request_id)
+        has_started = False
+
+        async def counted_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            arrived_at = time.monotonic()
+            body = await read_json_body(headers, receive, self._limits)
+            call = Call(request_id, shown_id, headers, counted_send, arrived_at)
+            await self._run(call, body, receive)
+        except ClientGone:
+            self._metrics.client_gone()
+        except ClientStuck:
+            # Returning before the end of the body makes the server close the connection: no clean end.
+            self._metrics.client_gone()
+            log.warning("client reads nothing; cut off", request_id=request_id)
+        except Exception as error:
+            if has_started:
+                raise
+            known = to_request_error(error)
+            self._metrics.refused(known.code)
+            if not isinstance(error, RequestError | BusError):
+                log.exception("call failed", request_id=request_id)
+            response = error_response(known, headers={"x-request-id": shown_id} | _closing(known.code))
+            await response(scope, receive, send)
+
+    async def _run(self, call: Call, body: bytes, receive: Receive) -> None:
+        work = asyncio.ensure_future(self._answer(call, body))
+        gone = asyncio.ensure_future(_until_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientGone
+        finally:
+            gone.cancel()
+            work.cancel()
+            await asyncio.gather(gone, work, return_exceptions=True)
+        work.result()
+
+
+async def _until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _closing(code: str) -> dict[str, Any]:
+    # The rest of the body is still coming; the connection cannot be used for another request.
+    return {"connection": "close"} if code in ("payload_too_large", "body_timeout") else {}

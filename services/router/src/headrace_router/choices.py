@@ -1,0 +1,101 @@
+"""The text of one choice: tokens in, deltas out. Pure.
+
+Streamed and whole answers take this same way, so they cannot differ.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from headrace_router.detokenization import Detokenizer, Vocabulary
+from headrace_router.stop_strings import StopStrings
+from headrace_shared.messages import FinishReason, TokenFrame, TokenLogprobs
+
+
+class TokenText(NamedTuple):
+    """One token of the answer with its log-probabilities."""
+
+    token: int
+    start: int
+    """Where its text begins in the choice's text, in characters."""
+    logprobs: TokenLogprobs
+
+
+class Delta(NamedTuple):
+    """What a choice has gained."""
+
+    text: str = ""
+    tokens: tuple[TokenText, ...] = ()
+    """Only where log-probabilities were asked for; those of a text that is held back come with that text."""
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string, or the stop token that is no end-of-sequence token of the model."""
+
+
+class ChoiceText:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        skip_special: bool = True,
+        stops: tuple[str, ...] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self._detokenizer = Detokenizer(vocabulary, skip_special=skip_special)
+        self._stops = StopStrings(stops, include=include_stop)
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._num_chars = 0
+        self._num_shown = 0
+        self._waiting: deque[tuple[TokenText, int]] = deque()
+        self.num_tokens = 0
+        """Generated tokens that count: stop tokens do, tokens behind a stop string do not."""
+        self.finish: FinishReason | None = None
+
+    def push(self, frame: TokenFrame) -> Delta:
+        """The next frame, without gaps and repetitions."""
+        shown = ""
+        stop_reason: str | int | None = None
+        last = len(frame.tokens) - 1
+        for i, token in enumerate(frame.tokens):
+            self.num_tokens += 1
+            if i == last and frame.finish is FinishReason.STOP:
+                stop_reason = None if token in self._eos_token_ids else token
+                if not self._include_stop:
+                    break
+            start = self._num_chars
+            text = self._detokenizer.push(token)
+            self._num_chars += len(text)
+            if frame.logprobs:
+                self._waiting.append((TokenText(token, start, frame.logprobs[i]), self._num_chars))
+            # Text that min_tokens forces is no place for a stop string to begin.
+            shown += text if self.num_tokens <= self._min_tokens else self._stops.push(text)
+            if self._stops.matched is not None:
+                return self._end(shown, FinishReason.STOP, self._stops.matched)
+        if frame.finish is None:
+            return self._delta(shown)
+        tail = self._detokenizer.flush()
+        self._num_chars += len(tail)
+        shown += self._stops.push(tail)
+        if self._stops.matched is not None:
+            return self._end(shown, FinishReason.STOP, self._stops.matched)
+        return self._end(shown + self._stops.release(), frame.finish, stop_reason)
+
+    def _delta(self, shown: str) -> Delta:
+        self._num_shown += len(shown)
+        ready = []
+        while self._waiting and self._waiting[0][1] <= self._num_shown:
+            ready.append(self._waiting.popleft()[0])
+        return Delta(shown, tuple(ready))
+
+    def _end(self, shown: str, finish: FinishReason, stop_reason: str | int | None) -> Delta:
+        self.finish = finish
+        self._num_shown += len(shown)
+        is_cut = self._stops.matched is not None
+        # A token belongs to the answer if any of its text does.
+        ready = tuple(token for token, _ in self._waiting if not is_cut or token.start < self._num_shown)
+        self._waiting.clear()
+        return Delta(shown, ready, finish, stop_reason)

@@ -1,0 +1,330 @@
+"""One API call from the queue to its last token: the shell around `token_log` and `choices`.
+
+`async with generation:` registers the requests and puts them into the queue; leaving the block in whatever way, before
+all choices are complete, stops their work. A call with several prompts is several requests with one mailbox.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import structlog
+
+from headrace_router.admission import retry_after
+from headrace_router.cancellation import Canceller, QueuedRequest
+from headrace_router.choices import ChoiceText, Delta
+from headrace_router.inflight import InFlightTable, Mailbox
+from headrace_router.partitioning import partition_of
+from headrace_router.token_log import Cursor, Verdict
+from headrace_shared.bus import Bus
+from headrace_shared.codec import decode, encode
+from headrace_shared.errors import (
+    BusError,
+    BusUnavailable,
+    OutcomeUnknown,
+    Overloaded,
+    ProtocolError,
+    RequestError,
+    ServiceFailure,
+)
+from headrace_shared.messages import (
+    CancelReason,
+    LogMessage,
+    Outcome,
+    Request,
+    RequestEnded,
+    TokenFrame,
+)
+from headrace_shared.subjects import TOKENS, request_subject, tokens_subject
+
+log = structlog.get_logger(__name__)
+
+REPAIR_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+"""Before each look into the log for what is missing."""
+MAX_LOGGED = 100_000
+"""Most events read from one request's log."""
+
+
+class Limits(NamedTuple):
+    """Seconds, and for `buffer` events."""
+
+    request_timeout_s: float
+    stall_timeout_s: float
+    publish_timeout_s: float
+    buffer: int
+
+
+class ChoiceDelta(NamedTuple):
+    choice: int
+    """prompt index x choices + choice"""
+    delta: Delta
+
+
+class Usage(NamedTuple):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Prompt:
+    """One request of the call and how far its choices are."""
+
+    def __init__(self, request: Request, choices: Sequence[ChoiceText]) -> None:
+        self.request = request
+        self.choices = choices
+        self.cursors = [Cursor() for _ in choices]
+        self.num_cached: int | None = None
+        self.stream_sequence: int | None = None
+        self.may_be_queued = False
+        self.has_started = False
+        self.has_ended = False
+        self.has_gap = False
+
+    @property
+    def is_complete(self) -> bool:
+        return all(choice.finish is not None for choice in self.choices)
+
+
+class Generation:
+    def __init__(
+        self, prompts: Sequence[Prompt], *, bus: Bus, table: InFlightTable, canceller: Canceller, limits: Limits
+    ) -> None:
+        self._prompts = prompts
+        self._by_id = {prompt.request.request_id: prompt for prompt in prompts}
+        self._first_index = {
+            prompt.request.request_id: i * prompt.request.num_choices for i, prompt in enumerate(prompts)
+        }
+        self._bus = bus
+        self._table = table
+        self._canceller = canceller
+        self._limits = limits
+        self._mailbox = Mailbox(limits.buffer)
+        self._now = asyncio.get_running_loop().time
+        self._deadline = self._now() + limits.request_timeout_s
+        self._last_event_at = self._now()
+        self._repair_at: float | None = None
+        self._num_repairs = 0
+        self._failure: RequestError | None = None
+        self._reason = CancelReason.CLIENT
+
+    @property
+    def is_complete(self) -> bool:
+        return all(prompt.is_complete for prompt in self._prompts)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=sum(len(prompt.request.prompt) // 4 for prompt in self._prompts),
+            completion_tokens=sum(choice.num_tokens for prompt in self._prompts for choice in prompt.choices),
+            cached_tokens=sum(prompt.num_cached or 0 for prompt in self._prompts),
+        )
+
+    async def __aenter__(self) -> Self:
+        """Queues the requests. Raises Overloaded or PayloadTooLarge; then nothing of the call is left in the queue."""
+        self._unregister = [self._table.register(request_id, self._mailbox) for request_id in self._by_id]
+        try:
+            for prompt in self._prompts:
+                await self._enqueue(prompt)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    async def next(self, timeout_s: float) -> list[ChoiceDelta]:
+        """What has come; empty when the call is complete or the time is up. Raises RequestError when it has failed."""
+        until = self._now() + timeout_s
+        while True:
+            deltas = self._absorb(self._mailbox.take())
+            if deltas or self.is_complete:
+                return deltas
+            self._check_health()
+            if self._repair_at is not None and self._now() >= self._repair_at:
+                if deltas := await self._repair():
+                    return deltas
+                continue
+            if self._now() >= until:
+                return []
+            await self._mailbox.wait(min(until, self._next_alarm()) - self._now())
+
+    def _absorb(self, messages: Sequence[LogMessage]) -> list[ChoiceDelta]:
+        deltas = []
+        for message in messages:
+            prompt = self._by_id.get(message.request_id)
+            if prompt is None:
+                continue
+            prompt.has_started = True
+            self._last_event_at = self._now()
+            if isinstance(message, RequestEnded):
+                self._on_ended(prompt, message)
+                continue
+            if not 0 <= message.choice < len(prompt.cursors):
+                log.warning("frame of an unknown choice", request_id=message.request_id, choice=message.choice)
+                continue
+            cursor = prompt.cursors[message.choice]
+            verdict = cursor.judge(message)
+            if verdict is Verdict.NEXT:
+                deltas.append(self._push(prompt, cursor.advance(message)))
+            elif verdict is Verdict.GAP:
+                self._on_gap(prompt)
+        return deltas
+
+    def _push(self, prompt: Prompt, frame: TokenFrame) -> ChoiceDelta:
+        if prompt.num_cached is None and frame.choice == 0:
+            prompt.num_cached = min(frame.num_cached, len(prompt.request.prompt) // 4)
+        choice = prompt.choices[frame.choice]
+        delta = choice.push(frame)
+        if choice.finish is not None:
+            prompt.cursors[frame.choice].is_finished = True
+            if frame.finish is None:  # by a stop string: the worker does not know yet
+                self._canceller.stop_choice(prompt.request, frame.choice)
+        return ChoiceDelta(self._first_index[frame.request_id] + frame.choice, delta)
+
+    def _on_ended(self, prompt: Prompt, ended: RequestEnded) -> None:
+        prompt.has_ended = True
+        if prompt.is_complete:
+            return
+        if ended.outcome is Outcome.FINISHED:
+            self._on_gap(prompt)
+        else:
+            self._failure = _failure_of(ended)
+
+    def _on_gap(self, prompt: Prompt) -> None:
+        if not prompt.has_gap:
+            prompt.has_gap = True
+            log.warning("gap in a token stream", request_id=prompt.request.request_id)
+        if self._repair_at is None:
+            self._num_repairs = 0
+            self._repair_at = self._now() + REPAIR_DELAYS_S[0]
+
+    def _check_health(self) -> None:
+        failure = self._failure or self._mailbox.failure
+        if failure is not None:
+            raise failure
+        if self._mailbox.has_overflowed:
+            raise ServiceFailure("The client reads too slowly.", code="client_too_slow")
+        if self._mailbox.may_have_missed:
+            self._mailbox.may_have_missed = False
+            self._repair_at = self._now()
+            self._num_repairs = 0
+        now = self._now()
+        if now >= self._deadline:
+            self._reason = CancelReason.DEADLINE
+            raise ServiceFailure("The request took too long.", code="timeout")
+        if now >= self._stalled_at() and self._repair_at is None:
+            raise ServiceFailure("No token came for too long.", code="stalled")
+
+    def _stalled_at(self) -> float:
+        """Waiting in the queue is no stall; only what has started can stall."""
+        if any(prompt.has_started and not prompt.is_complete for prompt in self._prompts):
+            return self._last_event_at + self._limits.stall_timeout_s
+        return float("inf")
+
+    def _next_alarm(self) -> float:
+        repair_at = self._repair_at if self._repair_at is not None else float("inf")
+        return min(self._deadline, self._stalled_at(), repair_at)
+
+    async def _repair(self) -> list[ChoiceDelta]:
+        """Looks for missing tokens in the log."""
+        deltas: list[ChoiceDelta] = []
+        waiting = [prompt for prompt in self._prompts if not prompt.is_complete]
+        for prompt in waiting:
+            try:
+                deltas += await self._repair_from_log(prompt)
+            except BusError as error:
+                log.warning("token log not readable", request_id=prompt.request.request_id, error=str(error))
+                self._repair_at = self._now() + REPAIR_DELAYS_S[-1]
+                return deltas
+        self._num_repairs += 1
+        incomplete = [prompt for prompt in waiting if prompt.has_gap and not prompt.is_complete]
+        if not incomplete:
+            self._repair_at = None
+        elif self._num_repairs < len(REPAIR_DELAYS_S):
+            self._repair_at = self._now() + REPAIR_DELAYS_S[self._num_repairs]
+        else:
+            self._failure = ServiceFailure("Tokens of the answer were lost.", code="tokens_lost")
+            self._repair_at = None
+        return deltas
+
+    async def _repair_from_log(self, prompt: Prompt) -> list[ChoiceDelta]:
+        request = prompt.request
+        logged = await self._bus.read(TOKENS.name, tokens_subject(request.router, request.request_id), MAX_LOGGED)
+        frames: list[TokenFrame] = []
+        ended: RequestEnded | None = None
+        for message in logged:
+            try:
+                event: LogMessage = decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union is fine
+            except ProtocolError:
+                continue
+            if isinstance(event, RequestEnded):
+                ended = event
+            else:
+                frames.append(event)
+        deltas = []
+        is_whole = True
+        for number, cursor in enumerate(prompt.cursors):
+            own = [frame for frame in frames if frame.choice == number]
+            deltas += [self._push(prompt, frame) for frame in cursor.repair(own)]
+            beyond = any(frame.index > cursor.next_index for frame in own if frame.attempt >= cursor.attempt)
+            is_whole = is_whole and (cursor.is_finished or not beyond)
+        if deltas or ended is not None:
+            prompt.has_started = True
+        if deltas:
+            self._last_event_at = self._now()
+        prompt.has_gap = not is_whole
+        if ended is not None and not prompt.is_complete:
+            self._on_ended(prompt, ended)
+        return deltas
+
+    async def _enqueue(self, prompt: Prompt) -> None:
+        request = prompt.request
+        subject = request_subject(request.model, request.lane, partition_of(request.prompt))
+        data = encode(request)
+        until = self._now() + self._limits.publish_timeout_s
+        is_unknown = False
+        delay_s = 0.05
+        while True:
+            prompt.may_be_queued = True
+            try:
+                prompt.stream_sequence = await self._bus.enqueue(subject, data, message_id=request.request_id)
+                return
+            except OutcomeUnknown:
+                is_unknown = True
+            except BusUnavailable:
+                prompt.may_be_queued = is_unknown
+            except BusError:
+                prompt.may_be_queued = is_unknown
+                raise
+            if self._mailbox.holds(request.request_id):
+                return
+            if self._now() >= until:
+                raise Overloaded(
+                    "The request queue does not answer.", retry_after_s=retry_after(2.0), code="unavailable"
+                )
+            await asyncio.sleep(delay_s)
+            delay_s = min(1.0, 2 * delay_s)
+
+    def _close(self) -> None:
+        for unregister in self._unregister:
+            unregister()
+        for prompt in self._prompts:
+            if prompt.may_be_queued and not prompt.is_complete and not prompt.has_ended:
+                queued = QueuedRequest(prompt.request, prompt.stream_sequence, prompt.has_started)
+                self._canceller.abort(queued, self._reason)
+
+
+def _failure_of(ended: RequestEnded) -> RequestError:
+    message = ended.message or "The request could not be completed."
+    match ended.outcome:
+        case Outcome.SHED:
+            return Overloaded(message, retry_after_s=retry_after(2.0), code=ended.code or "overloaded")
+        case Outcome.EXPIRED:
+            return ServiceFailure(message, code=ended.code or "timeout")
+        case Outcome.CANCELLED:
+            return ServiceFailure(ended.message or "The request was cancelled.", code=ended.code or "cancelled")
+    return ServiceFailure(message, code=ended.code or "internal_error")

@@ -1,0 +1,91 @@
+"""Errors to HTTP: the only place that knows status codes and OpenAI's error shape."""
+
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.responses import Response
+
+from headrace_router.admission import refusal
+from headrace_shared.errors import (
+    BusError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    ServiceFailure,
+)
+
+_STATUS_OF_CODE = {
+    "payload_too_large": 413,
+    "unsupported_media_type": 415,
+    "headers_too_large": 431,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "body_timeout": 408,
+    "timeout": 408,
+    "queue_full": 429,
+}
+"""Codes whose status differs from their class's."""
+_TYPE_OF_STATUS = {429: "rate_limit_exceeded", 500: "server_error", 503: "service_unavailable", 408: "timeout"}
+
+
+class HttpError(NamedTuple):
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+
+def to_http(error: BaseException, request_id: str = "") -> HttpError:
+    """Everything that is not ours becomes a 500 without details."""
+    known = to_request_error(error)
+    status = _status(known)
+    headers = {}
+    if isinstance(known, Overloaded):
+        headers["retry-after"] = str(max(1, round(known.retry_after_s)))
+    return HttpError(status, {"error": error_object(known, request_id)}, headers)
+
+
+def error_object(error: RequestError, request_id: str = "") -> dict[str, Any]:
+    """OpenAI's four keys, and the request id where there is one."""
+    shape: dict[str, Any] = {
+        "message": error.message,
+        "type": _TYPE_OF_STATUS.get(_status(error), "invalid_request_error"),
+        "param": error.param,
+        "code": error.code,
+    }
+    return {**shape, "request_id": request_id} if request_id else shape
+
+
+def to_request_error(error: BaseException) -> RequestError:
+    match error:
+        case RequestError():
+            return error
+        case PayloadTooLarge():
+            message = "The request is too large for the queue: shorten the prompt."
+            return InvalidRequest(message, code="payload_too_large")
+        case BusError():
+            return refusal(error)
+    return ServiceFailure("The server had an internal error.")
+
+
+def error_response(error: BaseException, request_id: str = "", headers: dict[str, str] | None = None) -> Response:
+    status, body, own_headers = to_http(error, request_id)
+    return json_response(body, status, {**own_headers, **(headers or {})})
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def _status(error: RequestError) -> int:
+    if error.code in _STATUS_OF_CODE:
+        return _STATUS_OF_CODE[error.code]
+    match error:
+        case ModelNotFound():
+            return 404
+        case InvalidRequest():
+            return 400
+        case Overloaded():
+            return 503
+    return 500

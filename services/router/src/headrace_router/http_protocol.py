@@ -1,0 +1,70 @@
+"""uvicorn's HTTP protocol with bounds on the head of a request, which it lacks: size, number of headers and time."""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 100
+HEAD_TIMEOUT_S = 15.0
+
+_TOO_LARGE = (
+    b'{"error":{"message":"The request head is too large.","type":"invalid_request_error",'
+    b'"param":null,"code":"headers_too_large"}}'
+)
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Closes connections whose request line and headers are too large or too slow."""
+
+    _head_bytes = 0
+    _is_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
+        super().connection_made(transport)
+        self._start_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # A body may follow in the same piece of data; it counts only while the head is not complete.
+        if self._is_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._start_head()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse()
+            raise ValueError("too many headers")  # makes the parser stop
+        super().on_headers_complete()
+
+    def _start_head(self) -> None:
+        self._end_head()
+        self._is_head = True
+        self._head_bytes = 0
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _end_head(self) -> None:
+        self._is_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self) -> None:
+        self._end_head()
+        if not self.transport.is_closing():
+            head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+            self.transport.write(
+                head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_TOO_LARGE) + _TOO_LARGE
+            )
+            self.transport.close()

@@ -1,0 +1,126 @@
+"""Who is waiting for which request's events.
+
+One wildcard subscription, made at start-up, feeds everybody: there is no way to ask for tokens too late. Its callback
+only puts messages into bounded mailboxes, so a slow client cannot hold up the others.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from headrace_shared.bus import Bus, Message, Subscription
+from headrace_shared.codec import decode
+from headrace_shared.errors import ProtocolError, RequestError
+from headrace_shared.messages import LogMessage, RequestId, RouterId
+from headrace_shared.subjects import all_tokens_of
+
+log = structlog.get_logger(__name__)
+
+
+class Mailbox:
+    """Events of the requests of one call, for one reader."""
+
+    def __init__(self, capacity: int) -> None:
+        self._messages: deque[LogMessage] = deque()
+        self._capacity = capacity
+        self._waiter: asyncio.Future[None] | None = None
+        self.has_overflowed = False
+        """The reader was too slow, and something was dropped."""
+        self.may_have_missed = False
+        """The connection was down for a while. The reader sets it back."""
+        self.failure: RequestError | None = None
+        """The reader is to end with this."""
+
+    def put(self, message: LogMessage) -> None:
+        if len(self._messages) >= self._capacity:
+            self.has_overflowed = True
+        else:
+            self._messages.append(message)
+        self._wake()
+
+    def suspect(self) -> None:
+        self.may_have_missed = True
+        self._wake()
+
+    def fail(self, failure: RequestError) -> None:
+        self.failure = failure
+        self._wake()
+
+    def take(self) -> list[LogMessage]:
+        """All that has come."""
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    def holds(self, request: RequestId) -> bool:
+        """Whether an event of this request has come and not been taken."""
+        return any(message.request_id == request for message in self._messages)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until there is something new, or the time is up."""
+        if self._messages or self.has_overflowed or self.may_have_missed or self.failure:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(max(0.0, timeout_s), self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class InFlightTable:
+    def __init__(self, bus: Bus, router: RouterId) -> None:
+        self._bus = bus
+        self._router = router
+        self._mailboxes: dict[RequestId, Mailbox] = {}
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        """Must have returned before the first request is queued."""
+        self._subscription = await self._bus.subscribe(all_tokens_of(self._router), self._on_message)
+        self._bus.on_reconnect(self._on_reconnect)
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+
+    def __len__(self) -> int:
+        return len(self._mailboxes)
+
+    def register(self, request: RequestId, mailbox: Mailbox) -> Callable[[], None]:
+        """From now on the request's events go to this mailbox; the returned function ends that."""
+        assert self._subscription is not None, "register() before start()"
+        self._mailboxes[request] = mailbox
+
+        def unregister() -> None:
+            if self._mailboxes.get(request) is mailbox:
+                del self._mailboxes[request]
+
+        return unregister
+
+    def fail_all(self, failure: RequestError) -> None:
+        """Ends all calls."""
+        for mailbox in set(self._mailboxes.values()):
+            mailbox.fail(failure)
+
+    def _on_message(self, message: Message) -> None:
+        try:
+            event: LogMessage = decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union is fine
+        except ProtocolError as error:
+            log.warning("undecodable event", error=str(error))
+            return
+        mailbox = self._mailboxes.get(event.request_id)
+        if mailbox is not None:  # else: a late event of a request that is over
+            mailbox.put(event)
+
+    def _on_reconnect(self) -> None:
+        for mailbox in set(self._mailboxes.values()):
+            mailbox.suspect()

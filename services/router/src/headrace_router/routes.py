@@ -1,0 +1,120 @@
+"""Paths to handlers. No logic."""
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from headrace_router.bodies import BodyLimits, read_json_body
+from headrace_router.call_response import CallResponse
+from headrace_router.calls import Caller
+from headrace_router.http_errors import json_response
+from headrace_router.metrics import RouterMetrics
+from headrace_router.models import Models
+from headrace_router.parsing import parse_body
+from headrace_router.requests import check_length
+from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from headrace_router.tokenization import PromptPool
+from headrace_shared.messages import ModelCard
+from headrace_shared.telemetry import METRICS_CONTENT_TYPE
+
+
+class Parts(NamedTuple):
+    """What the handlers need."""
+
+    caller: Caller
+    models: Models
+    pool: PromptPool
+    metrics: RouterMetrics
+    body_limits: BodyLimits
+    not_ready: Callable[[], str | None]
+
+
+def make_router(parts: Parts) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
+    async def chat_completions() -> Response:
+        return CallResponse(parts.caller.chat, parts.body_limits, parts.metrics)
+
+    @router.post("/v1/completions", openapi_extra=_takes(CompletionBody))
+    async def completions() -> Response:
+        return CallResponse(parts.caller.completion, parts.body_limits, parts.metrics)
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        data = [_model_object(model.card) for model in parts.models.all()]
+        return json_response({"object": "list", "data": data})
+
+    @router.get("/v1/models/{name:path}")
+    async def show_model(name: str) -> Response:
+        return json_response(_model_object(parts.models.get(name).card))
+
+    @router.post("/tokenize", openapi_extra=_takes(TokenizeBody))
+    async def tokenize(request: Request) -> Response:
+        body = parse_body(TokenizeBody, await _body(request))
+        model = parts.models.get(body.model)
+        check_length(model, len(body.prompt), None, "prompt")
+        special = body.add_special_tokens is not False
+        ids = await parts.pool.run(lambda: model.encoder.encode(body.prompt, add_special_tokens=special))
+        return json_response({"count": len(ids), "max_model_len": model.card.context, "tokens": ids})
+
+    @router.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
+    async def detokenize(request: Request) -> Response:
+        body = parse_body(DetokenizeBody, await _body(request))
+        model = parts.models.get(body.model)
+        return json_response({"prompt": await parts.pool.run(lambda: model.encoder.decode(body.tokens))})
+
+    @router.get("/health")
+    async def health() -> Response:
+        reason = parts.not_ready()
+        num_workers = parts.models.num_ready_workers()
+        if reason is not None:
+            return json_response({"status": "not_ready", "reason": reason, "workers": num_workers}, 503)
+        return json_response({"status": "ready", "workers": num_workers})
+
+    @router.get("/live")
+    async def live() -> Response:
+        return json_response({"status": "alive"})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(parts.metrics.render(), headers={"content-type": METRICS_CONTENT_TYPE})
+
+    @router.get("/version")
+    async def show_version() -> Response:
+        return json_response({"version": _version()})
+
+    async def _body(request: Request) -> bytes:
+        return await read_json_body(request.headers, request.receive, parts.body_limits)
+
+    return router
+
+
+def _model_object(card: ModelCard) -> dict[str, object]:
+    return {
+        "id": card.model,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "headrace",
+        "root": card.model,
+        "parent": None,
+        "max_model_len": card.context,
+        "permission": [],
+    }
+
+
+def _takes(kind: type) -> dict[str, object]:
+    """The handlers read bodies themselves; this is for the OpenAPI document."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")  # type: ignore[attr-defined]
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _version() -> str:
+    try:
+        return version("headrace-router")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,151 @@
+"""The router's shell: connects the parts, serves, drains."""
+
+import asyncio
+import contextlib
+import socket
+import time
+
+import structlog
+
+from headrace_router.app import make_app
+from headrace_router.bodies import BodyLimits
+from headrace_router.calls import Caller, CallSettings
+from headrace_router.cancellation import Canceller
+from headrace_router.generation import Limits
+from headrace_router.inflight import InFlightTable
+from headrace_router.metrics import RouterMetrics
+from headrace_router.models import Models
+from headrace_router.routes import Parts
+from headrace_router.settings import RouterSettings
+from headrace_router.tokenization import PromptPool
+from headrace_router.web_server import WebServer, listen, make_server
+from headrace_shared.bus import Bus
+from headrace_shared.errors import BusError, Overloaded
+from headrace_shared.messages import RouterId
+from headrace_shared.nats_bus import NatsBus
+from headrace_shared.service import Service
+from headrace_shared.subjects import CANCELS, TOKENS, requests_stream
+from headrace_shared.telemetry import NUM_IN_FLIGHT
+
+log = structlog.get_logger(__name__)
+
+CUT_S = 2.0
+"""Before the end of the drain time, what is still running is told that it ends."""
+_RETRY_S = 0.5
+
+
+class RouterService:
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+
+    async def __call__(self, service: Service) -> None:
+        """The body for `run_service`."""
+        # A port that is taken ends the start before anything else is done.
+        listener = listen(self._settings.host, self._settings.port, self._settings.send_timeout_s)
+        with contextlib.closing(listener):
+            bus = await NatsBus.connect(
+                self._settings.nats_url.split(","),
+                name=service.id,
+                on_closed=lambda: service.fail("the broker refuses us"),
+                user=self._settings.nats_user or None,
+                password=self._settings.nats_password or None,
+            )
+            try:
+                await self.serve(service, bus, listener)
+            finally:
+                await bus.close()
+
+    async def serve(self, service: Service, bus: Bus, listener: socket.socket) -> None:
+        """Serves on `listener` until the service drains and the answers are finished."""
+        settings = self._settings
+        await self._ensure_streams(bus)
+        router = RouterId(service.id)
+        table = InFlightTable(bus, router)
+        await table.start()
+        canceller = Canceller(bus, table)
+        pool = PromptPool(settings.tokenizer_threads, settings.max_waiting_prompts)
+        models = Models(time.monotonic)
+        metrics = RouterMetrics(service.metrics)
+        caller = Caller(
+            bus=bus,
+            router=router,
+            models=models,
+            table=table,
+            canceller=canceller,
+            pool=pool,
+            metrics=metrics,
+            settings=_call_settings(settings),
+        )
+
+        def not_ready() -> str | None:
+            if not bus.is_connected:
+                return "the broker is not connected"
+            if models.num_ready_workers() == 0:
+                return "no worker is ready"
+            return None
+
+        body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
+        app = make_app(Parts(caller, models, pool, metrics, body_limits, service.not_ready))
+        server = make_server(
+            app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
+        )
+        service.spawn(models.follow(bus), "models")
+        service.spawn(
+            service.report(bus, lambda: service.not_ready() or "ready", lambda: {NUM_IN_FLIGHT: float(len(table))}),
+            "telemetry",
+        )
+        service.set_ready(not_ready)
+        serving = asyncio.create_task(server.serve([listener]), name="web-server")
+        host, port = listener.getsockname()[:2]
+        log.info("listening", host=host, port=port)
+        try:
+            await self._until_done(service, server, serving, table)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            await canceller.close()
+            await table.close()
+            pool.close()
+
+    async def _until_done(
+        self, service: Service, server: WebServer, serving: "asyncio.Task[None]", table: InFlightTable
+    ) -> None:
+        draining = asyncio.create_task(service.draining.wait(), name="draining")
+        try:
+            await asyncio.wait((serving, draining), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+        if not serving.done():
+            # /health has turned; balancers get a moment to see it before the door closes.
+            await asyncio.sleep(self._settings.drain_delay_s)
+            server.should_exit = True
+            patience_s = self._settings.drain_timeout_s - self._settings.drain_delay_s - CUT_S
+            await asyncio.wait((serving,), timeout=max(0.0, patience_s))
+            if not serving.done():
+                log.warning("cutting what is still running", num_requests=len(table))
+                table.fail_all(Overloaded("The server is shutting down.", retry_after_s=1.0, code="draining"))
+        await serving
+
+    async def _ensure_streams(self, bus: Bus) -> None:
+        """Whoever starts first makes the streams; while the broker is busy starting we keep trying."""
+        streams = (requests_stream(self._settings.queue_max_messages, self._settings.queue_max_bytes), TOKENS, CANCELS)
+        for attempt in range(20):
+            try:
+                for stream in streams:
+                    await bus.ensure_stream(stream)
+                return
+            except BusError as error:
+                if attempt == 19:
+                    raise
+                log.warning("streams are not ready", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+
+
+def _call_settings(settings: RouterSettings) -> CallSettings:
+    limits = Limits(
+        request_timeout_s=settings.request_timeout_s,
+        stall_timeout_s=settings.stall_timeout_s,
+        publish_timeout_s=settings.publish_timeout_s,
+        buffer=settings.stream_buffer,
+    )
+    return CallSettings(limits, settings.max_inflight, settings.ping_interval_s, settings.send_timeout_s)

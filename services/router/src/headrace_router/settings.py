@@ -1,0 +1,46 @@
+"""The router's settings."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from headrace_shared.settings import CommonSettings
+
+
+class RouterSettings(CommonSettings, frozen=True, kw_only=True):
+    """Settings of the router; those of every service come first."""
+
+    host: str = "127.0.0.1"
+    """Address that clients connect to."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    """Port that clients connect to; 0: a free one."""
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=256 * 1024 * 1024)] = 16 * 1024 * 1024
+    """Largest request body."""
+    body_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    """Longest time for a client to send its request body."""
+    request_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 600.0
+    """Longest time from arrival to the last token."""
+    stall_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    """Longest time without a token once the first one has come."""
+    publish_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 5.0
+    """Longest time to get a request into the queue while the broker is away."""
+    ping_interval_s: Annotated[float, Meta(gt=0, le=15)] = 10.0
+    """Time between comments in a stream that has nothing to tell."""
+    send_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    """A client that reads nothing for so long is cut off."""
+    drain_delay_s: Annotated[float, Meta(ge=0, le=600)] = 0.5
+    """Time between turning unready and closing the port, for load balancers to notice."""
+    max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    """Most requests whose clients are waiting at once."""
+    max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    """Most open client connections."""
+    stream_buffer: Annotated[int, Meta(ge=16, le=1_000_000)] = 4096
+    """Most events kept for a client that reads slowly."""
+    tokenizer_threads: Annotated[int, Meta(ge=1, le=256)] = 4
+    """Threads that render templates and tokenize."""
+    max_waiting_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
+    """Most prompts that wait for such a thread."""
+    queue_max_messages: Annotated[int, Meta(ge=1)] = 100_000
+    """Most requests in the queue; the next one is refused."""
+    queue_max_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024 * 1024 * 1024
+    """Most bytes in the queue."""
