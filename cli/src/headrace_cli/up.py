@@ -5,7 +5,6 @@ import contextlib
 import os
 import secrets
 import signal
-import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ from headrace_shared.telemetry import HEALTH_PORT, configure_logging
 STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "nats")
 """Routers drain first, while everything behind them still works."""
 VIEW_PERIOD_S = 0.25
-STATE_PERIOD_S = 1.0
 BROKER_USER = "headrace"
 BROKER_URL_FILE = "broker-url"
 
@@ -82,6 +80,8 @@ class _Instance:
         self._hurry = asyncio.Event()
         self._state = "starting"
         self._is_showing = True
+        self._created = psutil.Process().create_time()
+        self._written_state: InstanceState | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -166,6 +166,7 @@ class _Instance:
         self._state = "serving"
         self._is_showing = False
         self._display.close()
+        self._write_state()
         self._announce()
         await asyncio.Event().wait()
 
@@ -191,13 +192,10 @@ class _Instance:
 
     async def _refresh(self) -> None:
         """Keeps display and state file up to date."""
-        written_at = 0.0
         while True:
             if self._is_showing:
                 self._display.show([self._row(process) for process in self._supervisor.processes])
-            if time.monotonic() - written_at >= STATE_PERIOD_S:
-                written_at = time.monotonic()
-                self._write_state()
+            self._write_state()
             await asyncio.sleep(VIEW_PERIOD_S)
 
     def _row(self, process: Supervised) -> Row:
@@ -222,14 +220,16 @@ class _Instance:
             )
             for process in self._supervisor.processes
         )
-        created = psutil.Process().create_time()
         state = InstanceState(
             pid=os.getpid(),
-            created=created,
+            created=self._created,
             state=self._state,
             url=self._url,
             model=self._settings.model_name,
             processes=processes,
         )
+        if state == self._written_state:
+            return
         with contextlib.suppress(OSError):  # a full disk must not stop what runs; `ps` is then out of date
             write_state(self._data_dir, state)
+            self._written_state = state

@@ -4,7 +4,6 @@ stubborn (ignores SIGTERM, as does its child)."""
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 
 from headrace_shared.codec import encode
@@ -28,7 +27,7 @@ async def main() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     if MODE == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen(["sleep", "300"])
+        await asyncio.create_subprocess_exec("sleep", "300")
     environ = os.environ
     bus = await NatsBus.connect(
         environ["HEADRACE_NATS_URL"],
