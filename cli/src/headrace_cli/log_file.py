@@ -4,6 +4,9 @@ import os
 import re
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 MAX_LOG_BYTES = 16 * 1024 * 1024
 """The older half moves to `<name>.1`, which is replaced each time."""
 _TAIL_BYTES = 16 * 1024
@@ -35,7 +38,7 @@ class LogFile:
             return
 
     def last_line(self) -> str:
-        """The last line that the current child has written, without control characters; empty if none."""
+        """The last thing that the current child has said, as one line without control characters; empty if none."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -44,4 +47,26 @@ class LogFile:
         except FileNotFoundError:
             return ""
         lines = [clean for line in text.splitlines() if (clean := _ESCAPES.sub("", line).strip())]
-        return lines[-1][:1000] if lines else ""
+        return _plain(lines[-1])[:1000] if lines else ""
+
+
+class _Exception(Struct):
+    exc_type: str = ""
+    exc_value: str = ""
+
+
+class _Event(Struct):
+    """What of a line of JSON is for people."""
+
+    event: str
+    reason: str = ""
+    exception: list[_Exception] = []
+
+
+def _plain(line: str) -> str:
+    try:
+        event = msgspec.json.decode(line, type=_Event)
+    except msgspec.DecodeError:
+        return line
+    details = [event.reason, *(f"{each.exc_type}: {each.exc_value}" for each in event.exception[:1])]
+    return ": ".join(filter(None, (event.event, *details)))

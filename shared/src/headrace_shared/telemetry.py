@@ -74,11 +74,7 @@ PREEMPTIONS = Instrument(
 )
 RUNNING = Instrument("gauge", "headrace_sequences_running", "Sequences on workers.", ("model",))
 WAITING = Instrument("gauge", "headrace_requests_waiting", "Requests in the waiting window.", ("model",))
-BLOCKS_FREE = Instrument("gauge", "headrace_blocks_free", "KV blocks that nobody holds.", ("model",))
-BLOCKS_REFERENCED = Instrument("gauge", "headrace_blocks_referenced", "KV blocks that sequences hold.", ("model",))
-BLOCKS_AWAITING = Instrument(
-    "gauge", "headrace_blocks_awaiting", "KV blocks whose release is not confirmed.", ("model",)
-)
+BLOCKS = Instrument("gauge", "headrace_kv_blocks", "KV blocks by state.", ("model", "state"))
 ASYNCIO_TASKS = Instrument("gauge", "headrace_asyncio_tasks", "Tasks of the event loop.")
 ITERATIONS = Instrument("counter", "headrace_iterations_total", "Iterations of the engine.", ("model",))
 
@@ -144,10 +140,12 @@ def configure_logging(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         identify,
     ]
+    # Local variables may hold prompts and passwords.
+    tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     last: list[structlog.typing.Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
