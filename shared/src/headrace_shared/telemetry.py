@@ -74,7 +74,9 @@ PREEMPTIONS = Instrument(
 )
 RUNNING = Instrument("gauge", "headrace_sequences_running", "Sequences on workers.", ("model",))
 WAITING = Instrument("gauge", "headrace_requests_waiting", "Requests in the waiting window.", ("model",))
-BLOCKS = Instrument("gauge", "headrace_kv_blocks", "KV blocks by state.", ("model", "state"))
+BLOCKS_FREE = Instrument("gauge", "headrace_blocks_free", "KV blocks that nobody holds.", ("model",))
+BLOCKS_REFERENCED = Instrument("gauge", "headrace_blocks_referenced", "KV blocks that sequences hold.", ("model",))
+BLOCKS_AWAITING = Instrument("gauge", "headrace_blocks_awaiting", "KV blocks whose release is not confirmed.", ("model",))
 ASYNCIO_TASKS = Instrument("gauge", "headrace_asyncio_tasks", "Tasks of the event loop.")
 ITERATIONS = Instrument("counter", "headrace_iterations_total", "Iterations of the engine.", ("model",))
 
