@@ -25,6 +25,9 @@ class Load(Struct, frozen=True, tag=True, kw_only=True):
 class Reset(Struct, frozen=True, tag=True, kw_only=True):
     """Drop every sequence: somebody else has them by now."""
 
+    generation: int
+    """1, 2, 3 …; the iterations that follow carry it, so that what came before is not taken for what comes after."""
+
 
 class Loading(Struct, frozen=True, tag=True, kw_only=True):
     stage: str
@@ -70,7 +73,10 @@ class Row(Struct, frozen=True, array_like=True):
 
 
 class Iteration(Struct, frozen=True, tag=True, kw_only=True):
+    generation: int
+    """Of the last reset; 0 without one."""
     num_iterations: int
+    """Since the start."""
     rows: tuple[Row, ...] = ()
     released: tuple[SequenceId, ...] = ()
     num_prefill_tokens: int = 0

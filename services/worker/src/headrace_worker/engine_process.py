@@ -76,20 +76,21 @@ def run(load: Loader, argv: list[str]) -> int:
         _send(connection, Loading(stage="warm-up", current=0, total=1))
         _warm_up(loop)
         _announce(connection, engine.facts)
+        generation = 0
         while True:
             result = loop.step()
             if result is not None:
-                _send(connection, _iteration(result))
-            _take(inbox, loop, wait=result is None)
+                _send(connection, _iteration(result, generation))
+            generation = _take(inbox, loop, generation, wait=result is None)
 
 
-def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, wait: bool) -> None:
-    """Applies what has come; `wait`s for something if there is nothing to run."""
+def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, generation: int, wait: bool) -> int:
+    """Applies what has come; `wait`s for something if there is nothing to run. Returns the generation."""
     while True:
         try:
             frame = inbox.get(wait)
         except queue.Empty:
-            return
+            return generation
         wait = False
         if isinstance(frame, Grant):
             for admission in frame.admissions:
@@ -100,6 +101,7 @@ def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, wait: bool) -> No
                 loop.release(sequence_id)
         elif isinstance(frame, Reset):
             loop.reset()
+            generation = frame.generation
 
 
 def _warm_up(loop: IterationLoop) -> None:
@@ -132,8 +134,9 @@ def _announce(connection: socket.socket, facts: EngineFacts) -> None:
     _send(connection, Loaded(**{**facts._asdict(), "card": card}))
 
 
-def _iteration(result: StepResult) -> Iteration:
+def _iteration(result: StepResult, generation: int) -> Iteration:
     return Iteration(
+        generation=generation,
         num_iterations=result.num_iterations,
         rows=tuple([Row(*row) for row in result.sequences]),
         released=tuple(result.released),

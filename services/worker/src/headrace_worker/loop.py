@@ -102,10 +102,14 @@ class IterationLoop:
             self._retire(sequence)
 
     def reset(self) -> None:
-        """Drops every sequence without a report. Iterations in flight are still to be collected."""
-        for sequence in list(self._sequences.values()):
-            sequence.stopped = True
-            self._retire(sequence)
+        """Drops every sequence without a report, after waiting for the iterations in flight: ids may be used again."""
+        while self._in_flight:
+            self._in_flight.popleft()
+            self._engine.collect()
+            self._num_iterations += 1
+        for sequence_id in self._sequences:
+            self._engine.remove(sequence_id)
+        self._sequences.clear()
         self._failed.clear()
         self._released.clear()
 

@@ -56,12 +56,13 @@ class Session:
         self.mirror = mirror
         self._scheduler: SchedulerId | None = None
         self._epoch = 0
-        """The highest ever seen."""
+        """The highest seen since the last time that everything was dropped."""
         self._grant_seen = 0
         self._resync = False
         self._progress_number = 0
         self._progress_sent_at = now
         self._ticked_at = now
+        self._generation = 0
         self._num_iterations = 0
         self._num_coalesced = 0
         self._num_prefill_tokens = 0
@@ -97,6 +98,8 @@ class Session:
     def on_iteration(self, iteration: Iteration, now: float) -> None:
         self.iterated_at = now
         self._num_iterations = iteration.num_iterations
+        if iteration.generation != self._generation:
+            return
         self._num_prefill_tokens += iteration.num_prefill_tokens
         self._elapsed_s += iteration.elapsed_s
         self._num_coalesced += 1
@@ -216,8 +219,10 @@ class Session:
     def _drop_all(self) -> None:
         log.warning("cut off from the broker: all sequences dropped", num_sequences=self.mirror.num_sequences)
         self._scheduler = None
+        self._epoch = 0  # with nothing held there is nothing to fence; epochs may have started anew meanwhile
         self.mirror.clear()
-        self._send_to_engine(codec.encode(Reset()))
+        self._generation += 1
+        self._send_to_engine(codec.encode(Reset(generation=self._generation)))
 
     def _release(self, sequence_ids: list[SequenceId]) -> None:
         log.warning("sequences too large for a snapshot dropped", num_sequences=len(sequence_ids))

@@ -1,0 +1,95 @@
+"""Cancellations: heard live, and looked up as tombstones where they may have been missed.
+
+A Cancel may come before its request does, so those heard lately are kept. One that came while nobody listened left a
+tombstone in the stream CANCELS, which is read for requests that waited in the queue before we listened, were delivered
+before, or are held when the connection comes back.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from headrace_shared import codec
+from headrace_shared.bus import Bus, Delivery, Message
+from headrace_shared.errors import BusError, ProtocolError
+from headrace_shared.messages import Cancel, RequestId
+from headrace_shared.subjects import ALL_CANCELS, CANCELS, cancel_subject
+
+MAX_REMEMBERED = 10_000
+MAX_PER_REQUEST = 8
+"""As many as the stream keeps."""
+CLOCK_SLACK_S = 300.0
+"""Most that the broker's clock may be ahead of ours. Beyond it a tombstone could be missed, nothing worse."""
+MAX_CONCURRENT = 8
+RETRY_S = 0.5
+MAX_ATTEMPTS = 10
+
+log = structlog.get_logger(__name__)
+
+
+class Cancellations:
+    """`apply` hands a Cancel to the core, which ignores what it does not know. `run` is a task."""
+
+    def __init__(self, bus: Bus, apply: Callable[[Cancel], None], wall_clock: Callable[[], float] = time.time) -> None:
+        self._bus = bus
+        self._apply = apply
+        self._wall_clock = wall_clock
+        self._listening_since = wall_clock()
+        self._heard: OrderedDict[RequestId, list[Cancel]] = OrderedDict()
+        self._wanted: asyncio.Queue[RequestId] = asyncio.Queue()
+        """Bounded by the requests that this process holds."""
+
+    async def open(self) -> None:
+        """Raises BusUnavailable."""
+        await self._bus.subscribe(ALL_CANCELS, self._on_message)
+        self._listening_since = self._wall_clock()
+
+    def on_added(self, request_id: RequestId, delivery: Delivery) -> None:
+        """A request has just been given to the core: what was cancelled before, and may it have been unheard?"""
+        for cancel in self._heard.get(request_id, ()):
+            self._apply(cancel)
+        if delivery.num_delivered > 1 or delivery.published_at < self._listening_since + CLOCK_SLACK_S:
+            self.look_up([request_id])
+
+    def on_reconnect(self, held: Iterable[RequestId]) -> None:
+        self._listening_since = self._wall_clock()
+        self.look_up(held)
+
+    def look_up(self, request_ids: Iterable[RequestId]) -> None:
+        for request_id in request_ids:
+            self._wanted.put_nowait(request_id)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(MAX_CONCURRENT):
+                group.create_task(self._work(), name=f"tombstones-{number}")
+
+    async def _work(self) -> None:
+        while True:
+            request_id = await self._wanted.get()
+            for _ in range(MAX_ATTEMPTS):
+                try:
+                    for message in await self._bus.read(CANCELS.name, cancel_subject(request_id), MAX_PER_REQUEST):
+                        self._on_message(message)
+                    break
+                except BusError as error:
+                    log.info("tombstone not readable yet", request_id=request_id, error=str(error))
+                    await asyncio.sleep(RETRY_S)
+
+    def _on_message(self, message: Message) -> None:
+        try:
+            cancel = codec.decode(message.data, Cancel)
+        except ProtocolError as error:
+            log.warning("undecodable cancellation dropped", error=str(error))
+            return
+        heard = self._heard.setdefault(cancel.request_id, [])
+        if cancel not in heard:
+            heard.append(cancel)
+            del heard[:-MAX_PER_REQUEST]
+        self._heard.move_to_end(cancel.request_id)
+        while len(self._heard) > MAX_REMEMBERED:
+            self._heard.popitem(last=False)
+        self._apply(cancel)

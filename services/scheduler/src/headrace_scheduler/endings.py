@@ -1,0 +1,104 @@
+"""Ends requests: publishes the terminal event on the token log, then acknowledges the queue message.
+
+The event is stored under the request's own message id, so that repeating it within the stream's dedupe window stores it
+once. An acknowledgement that fails for good is repeated when the queue offers the message again.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import structlog
+
+from headrace_scheduler.decisions import EndedRequest
+from headrace_shared import codec
+from headrace_shared.bus import Bus
+from headrace_shared.errors import BusError
+from headrace_shared.messages import RequestId
+from headrace_shared.subjects import tokens_subject
+
+MAX_ATTEMPTS = 8
+FIRST_DELAY_S = 0.1
+MAX_DELAY_S = 5.0
+MAX_CONCURRENT = 32
+MAX_UNSETTLED = 4096
+
+log = structlog.get_logger(__name__)
+
+
+class Endings:
+    """`run` is its task. `end` never waits; what is pending is bounded by the requests that this process owns."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._queue: asyncio.Queue[EndedRequest] = asyncio.Queue()
+        self._pending: dict[int, EndedRequest] = {}
+        self._unsettled: OrderedDict[RequestId, EndedRequest] = OrderedDict()
+        """Given up after MAX_ATTEMPTS."""
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    def ack_subjects(self) -> Iterator[str]:
+        """Of the requests whose message is not acknowledged yet."""
+        return (ended.ack_subject for ended in self._pending.values())
+
+    def end(self, ended: EndedRequest) -> None:
+        self._pending[id(ended)] = ended
+        self._queue.put_nowait(ended)
+
+    def end_again(self, request_id: RequestId, ack_subject: str) -> bool:
+        """The queue offers a request again that ended here. False if all that is left is to acknowledge it."""
+        ended = self._unsettled.pop(request_id, None)
+        if ended is not None:
+            self.end(ended._replace(ack_subject=ack_subject))
+        return ended is not None
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(MAX_CONCURRENT):
+                group.create_task(self._work(), name=f"ending-{number}")
+
+    async def settle(self, timeout_s: float) -> None:
+        """Waits until nothing is pending, at most `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._queue.join()
+        except TimeoutError:
+            log.warning("requests not settled in time", num_pending=self.num_pending)
+
+    async def _work(self) -> None:
+        while True:
+            ended = await self._queue.get()
+            try:
+                await self._finish(ended)
+            finally:
+                del self._pending[id(ended)]
+                self._queue.task_done()
+
+    async def _finish(self, ended: EndedRequest) -> None:
+        event = ended.event
+        subject = tokens_subject(ended.router, event.request_id)
+        is_told = False
+        delay_s = FIRST_DELAY_S
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                if not is_told:
+                    await self._bus.enqueue(subject, codec.encode(event), message_id=f"{event.request_id}-ended")
+                    is_told = True
+                await self.acknowledge(ended.ack_subject)
+                return
+            except BusError as error:
+                log.info("request not settled yet", request_id=event.request_id, error=str(error))
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
+        log.warning("request not settled: the queue will offer it again", request_id=event.request_id)
+        self._unsettled[event.request_id] = ended
+        if len(self._unsettled) > MAX_UNSETTLED:
+            self._unsettled.popitem(last=False)
+
+    async def acknowledge(self, ack_subject: str) -> None:
+        """Raises BusError. An empty subject belongs to a request that never came from the queue."""
+        if ack_subject:
+            await self._bus.acknowledge(ack_subject)

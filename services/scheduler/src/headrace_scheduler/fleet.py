@@ -1,0 +1,324 @@
+"""The workers of one model: who is there, which of them we lease, and when one is lost.
+
+Several schedulers share the workers. A free one is taken at once by a scheduler that holds less than its fair share,
+and by any other after a moment, so that none stays free for long.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from headrace_scheduler.decisions import Adoption, WorkerFacts
+from headrace_scheduler.scheduler import Scheduler
+from headrace_scheduler.worker_link import WorkerLink
+from headrace_shared import codec
+from headrace_shared.bus import Bus, Message
+from headrace_shared.errors import BusError, ProtocolError
+from headrace_shared.leases import Leases
+from headrace_shared.messages import (
+    Hello,
+    Progress,
+    ReportMessage,
+    SchedulerId,
+    SequenceSnapshot,
+    Snapshot,
+    WorkerId,
+    WorkerState,
+)
+from headrace_shared.subjects import worker_lease_key
+
+SILENCE_S = 2.0
+"""A worker without Hello or Progress for so long is lost."""
+HANG_S = 15.0
+"""A worker whose iterations stand still for so long is lost. It should have given up its engine by itself before."""
+BANISH_S = 30.0
+"""A worker that hung is not leased again for so long."""
+TICK_S = 0.1
+COURTESY_S = 1.0
+"""A free worker is left to peers with less than their share for so long."""
+FORGET_S = 60.0
+MAX_ADOPTION_DELAY_S = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Worker:
+    hello: Hello
+    heard_at: float
+    """Hello or Progress."""
+    free_since: float | None = None
+    link: WorkerLink | None = None
+    last_epoch: int = 0
+    """Of our last lease, while the core holds what the worker has; else 0."""
+    adopt_at: float = 0.0
+    num_failures: int = 0
+    """Links broken in a row."""
+
+
+class Fleet:
+    """Belongs to one event loop. Tells the core of workers that come, report and go, and calls
+    - `wake()` when something has happened that the core may act on,
+    - `on_adoption` with what a snapshot taught the core,
+    - `on_usurped(reason)` when a peer has taken a lease of ours: whatever we hold may be the peer's by now."""
+
+    def __init__(
+        self,
+        core: Callable[[], Scheduler],
+        bus: Bus,
+        leases: Leases,
+        scheduler_id: SchedulerId,
+        *,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+        on_adoption: Callable[[Adoption, Sequence[SequenceSnapshot]], None],
+        on_usurped: Callable[[str], None],
+        num_schedulers: Callable[[], int],
+    ) -> None:
+        self._core = core
+        self._bus = bus
+        self._leases = leases
+        self._id = scheduler_id
+        self._clock = clock
+        self._wake = wake
+        self._on_adoption = on_adoption
+        self._on_usurped = on_usurped
+        self._num_schedulers = num_schedulers
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._connected_since: float | None = None
+        self._ticked_at = clock()
+        self._is_closing = False
+
+    @property
+    def has_active(self) -> bool:
+        return any(worker.link is not None and worker.link.is_active for worker in self._workers.values())
+
+    @property
+    def num_leased(self) -> int:
+        return sum(1 for worker in self._workers.values() if worker.link is not None)
+
+    def link(self, worker_id: WorkerId) -> WorkerLink | None:
+        """The link over which grants may flow now."""
+        worker = self._workers.get(worker_id)
+        return worker.link if worker is not None and worker.link is not None and worker.link.is_active else None
+
+    def on_hello(self, message: Message) -> None:
+        try:
+            hello = codec.decode(message.data, Hello)
+        except ProtocolError as error:
+            log.warning("undecodable hello dropped", error=str(error))
+            return
+        now = self._clock()
+        worker = self._workers.get(hello.worker)
+        if worker is None:
+            worker = self._workers[hello.worker] = _Worker(hello, now)
+        worker.hello = hello
+        worker.heard_at = now
+        if hello.state is WorkerState.LEAVING:
+            self._lose(hello.worker, "it leaves")
+            return
+        self._core().set_accepting(hello.worker, hello.state is WorkerState.READY)
+        if worker.link is not None and worker.link.is_active and hello.epoch < worker.link.epoch:
+            worker.link.broken = "the worker has dropped everything"
+
+    def on_report(self, message: Message) -> None:
+        try:
+            report: ReportMessage = codec.decode(message.data, ReportMessage)  # type: ignore[arg-type]  # a union
+        except ProtocolError as error:
+            log.warning("undecodable report dropped", error=str(error))
+            return
+        worker = self._workers.get(report.worker)
+        if worker is None or worker.link is None:
+            return
+        now = self._clock()
+        worker.heard_at = now
+        if isinstance(report, Progress):
+            if worker.link.on_progress(report, now):
+                self._core().apply_progress(report.worker, report, now)
+                if report.sequences or report.released:
+                    self._wake()
+        else:
+            self._on_snapshot(worker, report, now)
+
+    async def run(self) -> None:
+        """Leases, adopts, sends heartbeats and finds out who is lost; for ever."""
+        while True:
+            self._tick()
+            if self._bus.is_connected and not self._is_closing:
+                try:
+                    await self._drop_dead()
+                    await self._lease_free()
+                except BusError as error:
+                    log.info("leases not in order yet", error=str(error))
+            await asyncio.sleep(TICK_S)
+
+    def on_lease_lost(self, key: str) -> None:
+        """Ours no more: taken by a peer, or not confirmed in time. The core keeps what the worker holds for as long as
+        nobody else has had it."""
+        for worker_id, worker in self._workers.items():
+            if worker_lease_key(worker_id) == key:
+                worker.link = None
+
+    def find_hangs(self, must_move: Mapping[WorkerId, bool]) -> None:
+        """To be called once a second, with whether each worker's engine has something to do."""
+        now = self._clock()
+        for worker_id, moves in must_move.items():
+            worker = self._workers.get(worker_id)
+            if worker is None or worker.link is None:
+                continue
+            if not moves:
+                worker.link.iterated_at = now
+            elif now - worker.link.iterated_at > HANG_S:
+                worker.adopt_at = now + BANISH_S
+                self._lose(worker_id, "its engine hangs")
+
+    async def release_all(self) -> None:
+        """Gives every lease up, so that peers adopt the workers at once."""
+        self._is_closing = True
+        keys = list(self._leases.held)
+        for worker in self._workers.values():
+            worker.link = None
+        results = await asyncio.gather(*(self._leases.release(key) for key in keys), return_exceptions=True)
+        for key, result in zip(keys, results, strict=True):
+            if isinstance(result, BusError):
+                log.info("lease not released: it will expire", key=key, error=str(result))
+            elif isinstance(result, BaseException):
+                raise result
+
+    def drop_all(self) -> None:
+        """Every worker's sequences count for nothing any more; leases that are still ours are adopted anew."""
+        for worker_id, worker in self._workers.items():
+            self._core().worker_lost(worker_id, self._clock())
+            worker.last_epoch = 0
+            if worker.link is not None:
+                worker.link.broken = "everything was dropped"
+
+    def _on_snapshot(self, worker: _Worker, snapshot: Snapshot, now: float) -> None:
+        link = worker.link
+        sequences = link.on_snapshot(snapshot, now) if link is not None else None
+        if link is None or sequences is None:
+            return
+        hello = worker.hello
+        facts = WorkerFacts(
+            hello.num_blocks, hello.block_size, hello.context, hello.max_sequences, hello.tokens_per_iteration
+        )
+        adoption = self._core().add_worker(snapshot.worker, facts, sequences, now)
+        self._core().set_accepting(snapshot.worker, hello.state is WorkerState.READY)
+        worker.last_epoch = link.epoch
+        worker.num_failures = 0
+        log.info("worker adopted", worker=snapshot.worker, epoch=link.epoch, num_sequences=len(sequences))
+        self._on_adoption(adoption, sequences)
+        self._wake()
+
+    def _tick(self) -> None:
+        now = self._clock()
+        frozen = now - self._ticked_at > SILENCE_S / 2
+        self._ticked_at = now
+        if not self._bus.is_connected:
+            self._connected_since = None
+            return
+        if self._connected_since is None or frozen:
+            # What was said meanwhile is lost, or still to be read.
+            self._connected_since = now
+        for worker_id, worker in list(self._workers.items()):
+            silent_for_s = now - max(worker.heard_at, self._connected_since)
+            if silent_for_s > SILENCE_S and worker.hello.state is not WorkerState.LEAVING:
+                self._lose(worker_id, "it is silent")
+                worker.free_since = None
+            if worker.link is not None:
+                worker.link.tick(now)
+                if worker.link is not None and worker.link.broken is not None:
+                    self._break(worker_id, worker, now)
+
+    def _break(self, worker_id: WorkerId, worker: _Worker, now: float) -> None:
+        """The next lease, with a higher epoch, repairs whatever is wrong."""
+        assert worker.link is not None
+        worker.num_failures += 1
+        delay_s = 0.0 if worker.num_failures == 1 else min(0.1 * 2**worker.num_failures, MAX_ADOPTION_DELAY_S)
+        worker.adopt_at = now + delay_s
+        log.warning("adopting again", worker=worker_id, epoch=worker.link.epoch, reason=worker.link.broken)
+        worker.link = None
+        worker.free_since = now - COURTESY_S
+
+    def _lose(self, worker_id: WorkerId, reason: str) -> None:
+        worker = self._workers[worker_id]
+        if worker.link is None and not worker.last_epoch:
+            return
+        log.warning("worker lost", worker=worker_id, reason=reason)
+        worker.link = None
+        worker.last_epoch = 0
+        self._core().worker_lost(worker_id, self._clock())
+        self._wake()
+
+    async def _drop_dead(self) -> None:
+        """Leases of workers that are gone: given up at once, forgotten later, as one that only stalled needs its epoch."""
+        now = self._clock()
+        for worker_id, worker in list(self._workers.items()):
+            key = worker_lease_key(worker_id)
+            silent_for_s = now - max(worker.heard_at, self._connected_since or now)
+            is_gone = silent_for_s > SILENCE_S or worker.hello.state is WorkerState.LEAVING
+            if is_gone and key in self._leases.held:
+                await self._leases.release(key)
+            elif silent_for_s > FORGET_S:
+                await self._leases.forget(key)
+                del self._workers[worker_id]
+
+    async def _lease_free(self) -> None:
+        now = self._clock()
+        candidates = [pair for pair in self._workers.items() if self._wants(pair[0], pair[1], now)]
+        random.shuffle(candidates)
+        for worker_id, worker in candidates:
+            await self._take(worker_id, worker)
+
+    def _wants(self, worker_id: WorkerId, worker: _Worker, now: float) -> bool:
+        key = worker_lease_key(worker_id)
+        if worker.link is not None or worker.hello.state not in (WorkerState.READY, WorkerState.DRAINING):
+            return False
+        if now - worker.heard_at > SILENCE_S or now < worker.adopt_at:
+            return False
+        if key in self._leases.held:
+            return True  # still ours, but it needs a new epoch
+        if not self._leases.is_free(key):
+            observed = self._leases.observed(key)
+            if observed is not None and worker.last_epoch and observed.record.epoch > worker.last_epoch:
+                if observed.record.holder == self._id:
+                    worker.last_epoch = observed.record.epoch  # taken without hearing of it
+                else:
+                    self._on_usurped(f"{observed.record.holder} has taken {worker_id}")
+            if observed is not None and observed.record.holder != self._id:
+                worker.free_since = None
+            return False
+        if worker.free_since is None:
+            worker.free_since = now
+        num_present = sum(1 for known in self._workers.values() if now - known.heard_at <= SILENCE_S)
+        fair_share = math.ceil(num_present / max(1, self._num_schedulers()))
+        return self.num_leased < fair_share or now - worker.free_since >= COURTESY_S
+
+    async def _take(self, worker_id: WorkerId, worker: _Worker) -> None:
+        key = worker_lease_key(worker_id)
+        if key in self._leases.held:
+            await self._leases.release(key)
+        lease = await self._leases.acquire(key)
+        if lease is None:
+            return
+        if self._is_closing:
+            await self._leases.release(key)
+            return
+        if worker.last_epoch:
+            if lease.epoch != worker.last_epoch + 1:
+                self._on_usurped(f"somebody had {worker_id} meanwhile")
+            else:
+                worker.last_epoch = lease.epoch
+        worker.free_since = None
+        worker.link = WorkerLink(
+            worker_id,
+            self._id,
+            lease.epoch,
+            lambda subject, data: self._bus.publish(subject, data),
+            self._bus.max_payload,
+            self._clock(),
+        )

@@ -1,0 +1,181 @@
+"""Takes requests from the queue, only while there is room for them and a worker to run them.
+
+The stream stays the queue: what this process holds is a window. Interactive requests come first; batch requests fill
+what they leave.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import structlog
+from msgspec import Struct
+
+from headrace_scheduler.cancellations import Cancellations
+from headrace_scheduler.decisions import AddResult, EndedRequest
+from headrace_scheduler.endings import Endings
+from headrace_scheduler.scheduler import Scheduler
+from headrace_scheduler.token_log import read_log
+from headrace_shared import codec
+from headrace_shared.bus import Bus, Delivery
+from headrace_shared.errors import BusError, ProtocolError
+from headrace_shared.messages import Lane, Outcome, Request, RequestEnded, RequestId, RouterId
+from headrace_shared.subjects import ConsumerSpec, requests_consumer
+
+NUM_PULLERS = 4
+"""Concurrent pulls of the interactive lane; each takes one message at a time."""
+PULL_S = 1.0
+"""How long a pull waits at the broker: also how long a stop waits for the pulls."""
+POLL_S = 0.02
+RETRY_S = 0.25
+MAX_CHOICES = 128
+
+_REQUEST_ID = re.compile(r"[0-9a-f]{32}")
+_ROUTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+log = structlog.get_logger(__name__)
+
+
+class _RequestHead(Struct, frozen=True, kw_only=True, tag="Request"):
+    """What is needed to tell a router that its request is unusable."""
+
+    request_id: RequestId
+    router: RouterId
+
+
+class Intake:
+    """`run` is its task; it returns once `stop` was called and the pulls under way have come back."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        model: str,
+        core: Callable[[], Scheduler],
+        endings: Endings,
+        cancellations: Cancellations,
+        *,
+        max_deliveries: int,
+        may_pull: Callable[[], bool],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._bus = bus
+        self._model = model
+        self._core = core
+        self._endings = endings
+        self._cancellations = cancellations
+        self._max_deliveries = max_deliveries
+        self._may_pull = may_pull
+        self._wake = wake
+        self._clock = clock
+        self._interactive = requests_consumer(model, Lane.INTERACTIVE)
+        self._batch = requests_consumer(model, Lane.BATCH)
+        self._num_pulling = 0
+        self._is_stopping = False
+        self.num_refused = 0
+        """Messages that were unusable, since the start."""
+
+    def stop(self) -> None:
+        self._is_stopping = True
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(NUM_PULLERS):
+                group.create_task(self._pull_loop(self._interactive), name=f"interactive-{number}")
+            group.create_task(self._pull_loop(self._batch), name="batch")
+
+    async def take(self, delivery: Delivery) -> None:
+        """Hands one message of the queue to the core, or ends it. Raises BusError: it is offered again later."""
+        try:
+            request = _parse(delivery.data, self._model)
+        except ProtocolError as error:
+            await self._refuse(delivery, str(error))
+            return
+        request_id = request.request_id
+        logs = None
+        if delivery.num_delivered > 1:
+            known = await read_log(self._bus, request.router, request_id)
+            if known.has_ended:
+                await self._endings.acknowledge(delivery.ack_subject)
+                return
+            logs = known.choices
+        result = self._core().add_request(
+            request, delivery.ack_subject, delivery.stream_sequence, delivery.num_delivered, self._clock(), logs
+        )
+        if result is AddResult.ENDED:
+            if not self._endings.end_again(request_id, delivery.ack_subject):
+                await self._endings.acknowledge(delivery.ack_subject)
+            return
+        if result is AddResult.ADDED and delivery.num_delivered > self._max_deliveries:
+            log.error("request given up", request_id=request_id, num_delivered=delivery.num_delivered)
+            self._core().forget(request_id)
+            self._fail(delivery, request_id, request.router, "The request was interrupted too often.")
+            return
+        self._cancellations.on_added(request_id, delivery)
+        self._wake()
+
+    async def _pull_loop(self, spec: ConsumerSpec) -> None:
+        while not self._is_stopping:
+            try:
+                if not self._bus.is_connected or not self._may_pull() or self._core().room() <= self._num_pulling:
+                    await asyncio.sleep(POLL_S)
+                elif spec is self._batch and not await self._is_interactive_idle():
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    await self._pull(spec)
+            except BusError as error:
+                log.info("queue not readable", consumer=spec.name, error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _is_interactive_idle(self) -> bool:
+        if self._core().num_waiting:
+            return False
+        return not (await self._bus.queue_depth(self._interactive)).num_pending
+
+    async def _pull(self, spec: ConsumerSpec) -> None:
+        self._num_pulling += 1
+        try:
+            delivery = await self._bus.pull(spec, PULL_S)
+        finally:
+            self._num_pulling -= 1
+        if delivery is None:
+            return
+        if self._is_stopping:
+            self._bus.give_back(delivery.ack_subject)
+        else:
+            await self.take(delivery)
+
+    async def _refuse(self, delivery: Delivery, problem: str) -> None:
+        """Nobody will ever be able to run it, so that it must not come back; its router is told if it can be found."""
+        self.num_refused += 1
+        log.error("unusable message taken out of the queue", problem=problem, subject=delivery.subject)
+        try:
+            head = codec.decode(delivery.data, _RequestHead)
+        except ProtocolError:
+            head = None
+        if head is not None and _are_ids(head.request_id, head.router):
+            self._fail(delivery, head.request_id, head.router, "The request is not readable.")
+        else:
+            await self._endings.acknowledge(delivery.ack_subject)
+
+    def _fail(self, delivery: Delivery, request_id: RequestId, router: RouterId, message: str) -> None:
+        event = RequestEnded(request_id=request_id, outcome=Outcome.FAILED, code="internal_error", message=message)
+        self._endings.end(EndedRequest(event, router, delivery.ack_subject, delivery.stream_sequence))
+
+
+def _parse(data: bytes, model: str) -> Request:
+    """The router has checked what a client sent; this is about messages that no router of ours has written."""
+    request = codec.decode(data, Request)
+    if not _are_ids(request.request_id, request.router):
+        raise ProtocolError("the ids are malformed")
+    if request.model != model:
+        raise ProtocolError(f"it is for the model {request.model!r}")
+    if not request.prompt or len(request.prompt) % 4:
+        raise ProtocolError("the prompt is malformed")
+    if not 1 <= request.num_choices <= MAX_CHOICES or request.stop.max_tokens < 1:
+        raise ProtocolError("the number of choices or tokens is out of range")
+    return request
+
+
+def _are_ids(request_id: RequestId, router: RouterId) -> bool:
+    return bool(_REQUEST_ID.fullmatch(request_id) and _ROUTER_ID.fullmatch(router))

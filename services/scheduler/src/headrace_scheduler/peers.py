@@ -1,0 +1,43 @@
+"""How many schedulers of this model there are, by their telemetry."""
+
+from collections.abc import Callable
+
+from headrace_shared import codec
+from headrace_shared.bus import Bus, Message
+from headrace_shared.errors import ProtocolError
+from headrace_shared.messages import SchedulerId, Telemetry
+from headrace_shared.subjects import telemetry_subject
+
+PRESENCE_S = 3.0
+MAX_PEERS = 1000
+
+
+class Peers:
+    def __init__(self, own_id: SchedulerId, model: str, clock: Callable[[], float]) -> None:
+        self._own_id = own_id
+        self._model = model
+        self._clock = clock
+        self._heard_at: dict[str, float] = {}
+
+    async def open(self, bus: Bus) -> None:
+        """Raises BusUnavailable."""
+        await bus.subscribe(telemetry_subject("scheduler", "*"), self.on_telemetry)
+
+    @property
+    def num_schedulers(self) -> int:
+        """This one included."""
+        now = self._clock()
+        self._heard_at = {peer: at for peer, at in self._heard_at.items() if now - at <= PRESENCE_S}
+        return 1 + len(self._heard_at)
+
+    def on_telemetry(self, message: Message) -> None:
+        try:
+            telemetry = codec.decode(message.data, Telemetry)
+        except ProtocolError:
+            return  # figures of a newer version, perhaps; a peer that cannot be counted takes its share all the same
+        if telemetry.id == self._own_id or telemetry.model != self._model:
+            return
+        if telemetry.state == "draining":
+            self._heard_at.pop(telemetry.id, None)
+        elif len(self._heard_at) < MAX_PEERS or telemetry.id in self._heard_at:
+            self._heard_at[telemetry.id] = self._clock()

@@ -1,0 +1,252 @@
+"""The scheduler process around the pure core: queue in, credit out, progress in, terminal events out.
+
+It owns whatever it holds only as long as no peer has taken a lease of it and its messages are not offered again. Once
+that may have happened it forgets everything and starts anew from leases, snapshots and queue, like its own successor.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from headrace_scheduler.cancellations import Cancellations
+from headrace_scheduler.decisions import Adoption, Decisions, SchedulerConfig
+from headrace_scheduler.endings import Endings
+from headrace_scheduler.fleet import Fleet
+from headrace_scheduler.intake import Intake
+from headrace_scheduler.peers import Peers
+from headrace_scheduler.reporting import Reporting
+from headrace_scheduler.scheduler import Scheduler
+from headrace_scheduler.settings import SchedulerSettings
+from headrace_scheduler.token_log import read_log
+from headrace_shared.bus import Bus
+from headrace_shared.errors import BusError
+from headrace_shared.leases import Leases
+from headrace_shared.messages import Cancel, Lane, RequestId, RouterId, SchedulerId, SequenceSnapshot
+from headrace_shared.model_cards import served_name
+from headrace_shared.service import Service
+from headrace_shared.subjects import (
+    ACK_WAIT_S,
+    CANCELS,
+    LEASES,
+    TOKENS,
+    all_hellos_of,
+    progress_subject,
+    requests_consumer,
+    requests_stream,
+)
+
+PASS_INTERVAL_S = 0.001
+"""Least time between scheduling passes: what happens meanwhile is dealt with together."""
+SIGN_OF_LIFE_S = ACK_WAIT_S / 3
+OWNERSHIP_S = ACK_WAIT_S * 2 / 3
+"""Cut off or frozen for longer, our messages may be offered to others before we can say that we live."""
+RETRY_S = 0.5
+SETTLE_S = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+class SchedulerService:
+    """One scheduler process on a connected bus. `run` returns when it has drained."""
+
+    def __init__(
+        self, service: Service, bus: Bus, settings: SchedulerSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._service = service
+        self._bus = bus
+        self._settings = settings
+        self._clock = clock
+        self._model = settings.served_name or served_name(settings.model)
+        self._config = SchedulerConfig(
+            horizon_blocks=settings.horizon_blocks,
+            prefix_caching=settings.prefix_caching,
+            max_waiting=settings.max_waiting,
+            max_losses=settings.max_losses,
+        )
+        self.core = Scheduler(self._config)
+        self._placed: set[RequestId] = set()
+        """Requests that have been on a worker: whoever adopts it will know them."""
+        self._wake = asyncio.Event()
+        self._alive_at = clock()
+        scheduler_id = SchedulerId(service.id)
+        self._leases = Leases(bus, LEASES.name, scheduler_id, clock)
+        self._peers = Peers(scheduler_id, self._model, clock)
+        self._endings = Endings(bus)
+        self._cancellations = Cancellations(bus, self._cancel)
+        self.fleet = Fleet(
+            self._get_core,
+            bus,
+            self._leases,
+            scheduler_id,
+            clock=clock,
+            wake=self._wake.set,
+            on_adoption=self._on_adoption,
+            on_usurped=self._start_anew,
+            num_schedulers=lambda: self._peers.num_schedulers,
+        )
+        self._intake = Intake(
+            bus,
+            self._model,
+            self._get_core,
+            self._endings,
+            self._cancellations,
+            max_deliveries=settings.max_deliveries,
+            may_pull=lambda: self.fleet.has_active,
+            wake=self._wake.set,
+            clock=clock,
+        )
+        self._reporting = Reporting(service, self._model, self._endings, self._intake)
+
+    async def run(self) -> None:
+        """Raises BusError if the broker does not get ready within its time limits."""
+        await self._set_up()
+        service = self._service
+        service.spawn(self._leases.keep(self.fleet.on_lease_lost), "leases")
+        service.spawn(self.fleet.run(), "fleet")
+        service.spawn(self._endings.run(), "endings")
+        service.spawn(self._cancellations.run(), "tombstones")
+        service.spawn(self._schedule(), "passes")
+        service.spawn(self._show_life(), "signs-of-life")
+        service.spawn(self._watch(), "watch")
+        intake = service.spawn(self._intake.run(), "intake")
+        state = self._state
+        service.spawn(service.report(self._bus, state, self._reporting.gauges, self._model), "telemetry")
+        service.set_ready(lambda: None if self._bus.is_connected else "no connection to the broker")
+        log.info("ready", model=self._model)
+        await service.draining.wait()
+        await self._leave(intake)
+
+    async def _set_up(self) -> None:
+        settings = self._settings
+        await self._bus.ensure_stream(requests_stream(settings.queue_max_messages, settings.queue_max_bytes))
+        for spec in (TOKENS, CANCELS):
+            await self._bus.ensure_stream(spec)
+        for lane in Lane:
+            await self._bus.ensure_consumer(requests_consumer(self._model, lane))
+        await self._bus.ensure_bucket(LEASES)
+        await self._leases.open()
+        await self._cancellations.open()
+        await self._peers.open(self._bus)
+        await self._bus.subscribe(progress_subject(SchedulerId(self._service.id)), self.fleet.on_report)
+        await self._bus.subscribe(all_hellos_of(self._model), self.fleet.on_hello)
+        self._bus.on_reconnect(self._on_reconnect)
+
+    async def _leave(self, intake: "asyncio.Task[None]") -> None:
+        """What waits goes back to the queue; the workers run on within their horizons until a peer adopts them."""
+        self._intake.stop()
+        await asyncio.wait((intake,))
+        self._give_back()
+        await self.fleet.release_all()
+        await self._endings.settle(SETTLE_S)
+
+    async def _schedule(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._carry_out(self.core.schedule(self._clock()))
+            await asyncio.sleep(PASS_INTERVAL_S)
+
+    def _carry_out(self, decisions: Decisions) -> None:
+        now = self._clock()
+        for worker_id, credit in decisions.credits.items():
+            link = self.fleet.link(worker_id)
+            if link is not None:  # else a snapshot is on its way, which voids this credit
+                link.grant(credit, now)
+            for admission in credit.admissions:
+                self._placed.add(admission.request.request_id)
+        for ended in decisions.ended:
+            self._placed.discard(ended.event.request_id)
+            if ended.detail:
+                log.warning("request failed", request_id=ended.event.request_id, detail=ended.detail)
+            self._reporting.count(ended)
+            self._endings.end(ended)
+
+    async def _show_life(self) -> None:
+        """Keeps the queue from offering to others what we hold."""
+        while True:
+            self._hold()
+            await asyncio.sleep(SIGN_OF_LIFE_S)
+
+    def _hold(self) -> None:
+        for _, ack_subject in self.core.ack_subjects():
+            self._bus.in_progress(ack_subject)
+        for ack_subject in self._endings.ack_subjects():
+            self._bus.in_progress(ack_subject)
+
+    async def _watch(self) -> None:
+        """Once a second: figures, engines that hang, and whether we ourselves were away for too long."""
+        while True:
+            now = self._clock()
+            away_s = max(now - self._alive_at, self._bus.disconnected_for_s)
+            self._alive_at = now
+            if away_s > OWNERSHIP_S and next(self.core.ack_subjects(), None) is not None:
+                self._start_anew(f"away for {away_s:.0f} s")
+            gauges = self.core.gauges()
+            self._reporting.update(gauges)
+            self.fleet.find_hangs({key: worker.num_runnable > 0 for key, worker in gauges.workers.items()})
+            await asyncio.sleep(1.0)
+
+    def _start_anew(self, reason: str) -> None:
+        log.warning("ownership lost: starting anew", reason=reason)
+        if self._bus.is_connected:
+            self._give_back()
+        self.core = Scheduler(self._config)
+        self._placed.clear()
+        self.fleet.drop_all()
+
+    def _give_back(self) -> None:
+        """Requests that were never on a worker are of no use here any more, and nobody else knows them."""
+        for request_id, ack_subject in self.core.ack_subjects():
+            if request_id not in self._placed:
+                self._bus.give_back(ack_subject)
+
+    def _on_reconnect(self) -> None:
+        self._hold()
+        self._cancellations.on_reconnect(request_id for request_id, _ in self.core.ack_subjects())
+
+    def _on_adoption(self, adoption: Adoption, snapshot: Sequence[SequenceSnapshot]) -> None:
+        routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}
+        self._placed.update(adoption.adopted)
+        self._cancellations.look_up(adoption.adopted)
+        left = {request_id: routers[request_id] for request_id in (*adoption.adopted, *adoption.incomplete)}
+        if left:
+            self._service.spawn(self._look_back(self.core, left), "look-back")
+
+    async def _look_back(self, core: Scheduler, left: Mapping[RequestId, RouterId]) -> None:
+        """Asks the token log about requests that a predecessor left."""
+        for request_id, router in left.items():
+            known = None
+            while known is None and core is self.core:
+                try:
+                    known = await read_log(self._bus, router, request_id)
+                except BusError as error:
+                    log.info("token log not readable yet", request_id=request_id, error=str(error))
+                    await asyncio.sleep(RETRY_S)
+            if known is None:
+                return
+            if not known.has_ended:
+                core.restore(request_id, known.choices, self._clock())
+            elif (message := core.forget(request_id)) is not None:
+                self._placed.discard(request_id)
+                await self._acknowledge(message[0])
+            self._wake.set()
+
+    async def _acknowledge(self, ack_subject: str) -> None:
+        try:
+            await self._endings.acknowledge(ack_subject)
+        except BusError as error:
+            log.info("not acknowledged: the queue will offer it again", error=str(error))
+
+    def _cancel(self, cancel: Cancel) -> None:
+        self.core.cancel(cancel.request_id, cancel.choice, cancel.reason, self._clock())
+        self._wake.set()
+
+    def _get_core(self) -> Scheduler:
+        return self.core
+
+    def _state(self) -> str:
+        if self._service.draining.is_set():
+            return "draining"
+        return "ready" if self.fleet.has_active else "waiting for a worker"

@@ -1,0 +1,28 @@
+"""Settings of the scheduler."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from headrace_shared.settings import CommonSettings
+
+
+class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
+    model: str = "smollm2-135m"
+    """Model whose requests are scheduled, as given to its workers."""
+    served_name: str = ""
+    """Name of the model in the API; empty: derived from the model."""
+    prefix_caching: bool = True
+    """Keep computed blocks for prompts with the same beginning."""
+    horizon_blocks: Annotated[int, Meta(ge=1, le=64)] = 2
+    """Blocks that each running sequence is kept ahead."""
+    max_waiting: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    """Most sequences that wait in this process; the others stay in the queue."""
+    max_losses: Annotated[int, Meta(ge=0)] = 8
+    """A request that has lost its worker more often than this fails."""
+    max_deliveries: Annotated[int, Meta(ge=1)] = 5
+    """A request that was taken from the queue more often than this, and never finished, fails."""
+    queue_max_messages: Annotated[int, Meta(ge=1)] = 10_000
+    """Most requests in the queue; beyond that new ones are refused."""
+    queue_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    """Most bytes in the queue."""

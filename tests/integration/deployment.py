@@ -1,0 +1,247 @@
+"""Schedulers and workers as processes on a real broker, and a client that stands in for a router."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace_shared import codec
+from headrace_shared.broker import NatsServer
+from headrace_shared.bus import Message
+from headrace_shared.messages import (
+    Cancel,
+    CancelReason,
+    FinishReason,
+    Lane,
+    LogMessage,
+    Request,
+    RequestEnded,
+    RequestId,
+    RouterId,
+    SamplingParams,
+    StopParams,
+    Telemetry,
+    TokenFrame,
+)
+from headrace_shared.nats_bus import NatsBus
+from headrace_shared.subjects import (
+    ALL_TELEMETRY,
+    CANCELS,
+    TOKENS,
+    all_tokens_of,
+    cancel_subject,
+    request_subject,
+    requests_stream,
+    tokens_subject,
+)
+
+MODEL = "scripted"
+
+
+@dataclass
+class Heard:
+    """What a router would know of one request."""
+
+    request: Request
+    stream_sequence: int
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    finishes: dict[int, FinishReason] = field(default_factory=dict)
+    attempts: dict[int, set[int]] = field(default_factory=dict)
+    endings: list[RequestEnded] = field(default_factory=list)
+    num_repeated: int = 0
+    """Tokens that came again."""
+    num_cached: int = 0
+    gaps: list[str] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, message: TokenFrame | RequestEnded) -> None:
+        self.changed.set()
+        if isinstance(message, RequestEnded):
+            self.endings.append(message)
+            self.ended.set()
+            return
+        self.attempts.setdefault(message.choice, set()).add(message.attempt)
+        output = self.outputs.setdefault(message.choice, [])
+        self.num_cached = max(self.num_cached, message.num_cached)
+        if message.index > len(output):
+            self.gaps.append(f"choice {message.choice}: index {message.index} after {len(output)} tokens")
+            return
+        overlap = len(output) - message.index
+        self.num_repeated += min(overlap, len(message.tokens))
+        assert list(message.tokens[:overlap]) == output[message.index : message.index + len(message.tokens[:overlap])]
+        output.extend(message.tokens[overlap:])
+        if message.finish is not None:
+            self.finishes[message.choice] = message.finish
+
+
+class Client:
+    """Submits requests and follows their token logs."""
+
+    def __init__(self, bus: NatsBus) -> None:
+        self.bus = bus
+        self.router = RouterId(f"router-{secrets.token_hex(4)}")
+        self.requests: dict[str, Heard] = {}
+        self.telemetry: dict[str, Telemetry] = {}
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(cls, url: str) -> "AsyncIterator[Client]":
+        bus = await NatsBus.connect(url, name="test-client", on_closed=lambda: None)
+        try:
+            client = cls(bus)
+            for spec in (requests_stream(10_000, 1 << 30), TOKENS, CANCELS):
+                await bus.ensure_stream(spec)
+            await bus.subscribe(all_tokens_of(client.router), client._on_log)
+            await bus.subscribe(ALL_TELEMETRY, client._on_telemetry)
+            yield client
+        finally:
+            await bus.close()
+
+    async def submit(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int = 16,
+        seed: int = 0,
+        num_choices: int = 1,
+        lane: Lane = Lane.INTERACTIVE,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> Heard:
+        request = Request(
+            request_id=RequestId(secrets.token_hex(16)),
+            router=self.router,
+            model=MODEL,
+            prompt=codec.pack_ids(prompt),
+            sampling=SamplingParams(seed=seed),
+            stop=StopParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids),
+            num_choices=num_choices,
+            lane=lane,
+        )
+        heard = self.requests[request.request_id] = Heard(request, 0)
+        heard.stream_sequence = await self.bus.enqueue(
+            request_subject(MODEL, lane, 0), codec.encode(request), message_id=request.request_id
+        )
+        return heard
+
+    def cancel(self, heard: Heard, reason: CancelReason = CancelReason.CLIENT, choice: int | None = None) -> None:
+        request_id = heard.request.request_id
+        self.bus.publish(
+            cancel_subject(request_id), codec.encode(Cancel(request_id=request_id, reason=reason, choice=choice))
+        )
+
+    async def log_of(self, heard: Heard) -> list[TokenFrame | RequestEnded]:
+        messages = await self.bus.read(TOKENS.name, tokens_subject(self.router, heard.request.request_id), 100_000)
+        return [codec.decode(message.data, LogMessage) for message in messages]  # type: ignore[arg-type]  # a union
+
+    async def num_queued(self) -> int:
+        return await self.bus.num_messages("REQUESTS")
+
+    def gauge(self, service_id: str, name: str) -> float | None:
+        telemetry = self.telemetry.get(service_id)
+        return None if telemetry is None else telemetry.gauges.get(name)
+
+    def _on_log(self, message: Message) -> None:
+        event: LogMessage = codec.decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union
+        heard = self.requests.get(event.request_id)
+        if heard is not None:
+            heard.take(event)
+
+    def _on_telemetry(self, message: Message) -> None:
+        telemetry = codec.decode(message.data, Telemetry)
+        self.telemetry[telemetry.id] = telemetry
+
+
+class Deployment:
+    """Processes on one broker. Ends them all when left."""
+
+    def __init__(self, server: NatsServer, log_dir: Path) -> None:
+        self._server = server
+        self._log_dir = log_dir
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def scheduler(self, name: str = "scheduler-1", **settings: object) -> asyncio.subprocess.Process:
+        return await self._start("headrace_scheduler", name, {"health_port": -1, **settings}, {})
+
+    async def worker(
+        self,
+        name: str = "worker-1",
+        *,
+        step_s: float = 0.002,
+        looks_ahead: bool = True,
+        checks: bool = True,
+        **settings: object,
+    ) -> asyncio.subprocess.Process:
+        script = {
+            "SCRIPTED_STEP_S": str(step_s),
+            "SCRIPTED_LOOKS_AHEAD": str(int(looks_ahead)),
+            "SCRIPTED_CHECKS": str(int(checks)),
+        }
+        settings = {"engine_module": "tests.scripted_engine", "health_port": -1, **settings}
+        return await self._start("headrace_worker", name, settings, script)
+
+    async def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()
+        await process.wait()
+
+    async def stop(self, name: str, timeout_s: float = 30.0) -> int:
+        """SIGTERM; returns the exit code."""
+        process = self.processes.pop(name)
+        process.terminate()
+        async with asyncio.timeout(timeout_s):
+            return await process.wait()
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.processes[name].send_signal(number)
+
+    def log(self, name: str) -> str:
+        return (self._log_dir / f"{name}.log").read_text()
+
+    async def close(self) -> None:
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        self.processes.clear()
+
+    async def _start(
+        self, module: str, name: str, settings: dict[str, object], extra: dict[str, str]
+    ) -> asyncio.subprocess.Process:
+        settings = {"nats_url": self._server.url, "service_id": name, "model": MODEL, **settings}
+        environ = {f"HEADRACE_{key.upper()}": str(value) for key, value in settings.items()}
+        with (self._log_dir / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module, env={**os.environ, **environ, **extra}, stderr=log
+            )
+        self.processes[name] = process
+        return process
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "") -> float:
+    """Waits for a condition; returns the seconds it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout_s, f"not within {timeout_s} s: {what or condition}"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - start
+
+
+async def ended(*requests: Heard, timeout_s: float = 30.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        for heard in requests:
+            await heard.ended.wait()
+
+
+async def until_empty(client: Client, timeout_s: float = 10.0) -> None:
+    """The queue is empty: every message is acknowledged."""
+    deadline = time.monotonic() + timeout_s
+    while await client.num_queued():
+        assert time.monotonic() < deadline, f"{await client.num_queued()} messages left in the queue"
+        await asyncio.sleep(0.02)
