@@ -47,7 +47,7 @@ def make_display(environ: Mapping[str, str], stream: IO[str] | None = None) -> D
 class PlainDisplay:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._shown: dict[str, tuple[str, float]] = {}
+        self._shown: dict[str, tuple[Row, float]] = {}
 
     def say(self, line: str) -> None:
         # A reader that has gone must not bring the instance down.
@@ -58,12 +58,13 @@ class PlainDisplay:
     def show(self, rows: Sequence[Row]) -> None:
         now = time.monotonic()
         for row in rows:
-            text = f"{row.state} {_percent(row.loading)}" if row.loading else row.state
-            state, shown_at = self._shown.get(row.name, ("", 0.0))
-            is_same_state = state.split(" ")[0] == row.state
-            if text != state and (not is_same_state or now - shown_at >= PLAIN_PERIOD_S):
-                self._shown[row.name] = (text, now)
-                self.say(f"{row.name}: {text}")
+            before, shown_at = self._shown.get(row.name, (None, 0.0))
+            is_due = before is None or before.state != row.state or now - shown_at >= PLAIN_PERIOD_S
+            if row != before and is_due:
+                self._shown[row.name] = (row, now)
+                self.say(
+                    f"{row.name}: {row.state} {_percent(row.loading)}" if row.loading else f"{row.name}: {row.state}"
+                )
 
     def close(self) -> None:
         self._shown.clear()

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from headrace_cli.settings import PsSettings, base_data_dir
 from headrace_cli.state_file import STATE_FILE, InstanceState, ProcessState, read_state
@@ -44,13 +42,7 @@ def run(argv: Sequence[str]) -> int:
     elif not listed:
         sys.stdout.write("No instance is running. Start one with `headrace up`.\n")
     else:
-        table = Table(box=None, pad_edge=False)
-        for name in ("SERVICE", "ID", "PID", "STATE", "MODEL", "PORT", "RESTARTS"):
-            table.add_column(name)
-        for each in listed:
-            port = str(each.port or "")
-            table.add_row(each.service, each.id, str(each.pid), each.state, each.model, port, str(each.num_restarts))
-        Console(highlight=False).print(table)
+        sys.stdout.write(_table(listed))
     return 0
 
 
@@ -79,6 +71,16 @@ def list_processes(instance: Instance) -> list[Listed]:
                 for pid in _children(process.pid)
             ]
     return listed
+
+
+def _table(listed: Sequence[Listed]) -> str:
+    rows = [("SERVICE", "ID", "PID", "STATE", "MODEL", "PORT", "RESTARTS")]
+    for each in listed:
+        port = str(each.port or "")
+        rows.append((each.service, each.id, str(each.pid), each.state, each.model, port, str(each.num_restarts)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _children(pid: int) -> list[int]:

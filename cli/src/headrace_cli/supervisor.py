@@ -33,6 +33,7 @@ class Supervisor:
 
     async def start(self, process: Supervised) -> None:
         """Starts it and keeps it alive until `stop`. Raises CommandError if it cannot be started at all."""
+        process.phase = "starting"
         self.processes.append(process)
         await self._start(process)
         task = asyncio.create_task(self._keep(process), name=process.spec.name)

@@ -76,7 +76,9 @@ RUNNING = Instrument("gauge", "headrace_sequences_running", "Sequences on worker
 WAITING = Instrument("gauge", "headrace_requests_waiting", "Requests in the waiting window.", ("model",))
 BLOCKS_FREE = Instrument("gauge", "headrace_blocks_free", "KV blocks that nobody holds.", ("model",))
 BLOCKS_REFERENCED = Instrument("gauge", "headrace_blocks_referenced", "KV blocks that sequences hold.", ("model",))
-BLOCKS_AWAITING = Instrument("gauge", "headrace_blocks_awaiting", "KV blocks whose release is not confirmed.", ("model",))
+BLOCKS_AWAITING = Instrument(
+    "gauge", "headrace_blocks_awaiting", "KV blocks not yet confirmed as released.", ("model",)
+)
 ASYNCIO_TASKS = Instrument("gauge", "headrace_asyncio_tasks", "Tasks of the event loop.")
 ITERATIONS = Instrument("counter", "headrace_iterations_total", "Iterations of the engine.", ("model",))
 
