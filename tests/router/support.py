@@ -60,15 +60,23 @@ def byte_level_tokenizer(special: Sequence[str] = SPECIAL) -> Tokenizer:
     return tokenizer
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return int(found)
+
+
+END = token_id(byte_level_tokenizer(), "<|im_end|>")
+
+
 def make_card(**changes: Any) -> ModelCard:
     tokenizer = byte_level_tokenizer()
-    end = tokenizer.token_to_id("<|im_end|>")
     card = ModelCard(
         model=MODEL,
         tokenizer=tokenizer.to_str().encode(),
         vocab_size=tokenizer.get_vocab_size(),
         context=CONTEXT,
-        eos_token_ids=(end,),
+        eos_token_ids=(END,),
         eos_token="<|im_end|>",
         chat_template=CHATML,
         created=1_700_000_000,
@@ -205,7 +213,7 @@ def says(text: str, finish: FinishReason = FinishReason.STOP, pause_s: float = 0
     async def script(worker: ScriptedWorker, request: Request) -> None:
         tokens = byte_ids(text)[: request.stop.max_tokens]
         if finish is FinishReason.STOP and len(tokens) < request.stop.max_tokens:
-            tokens = [*tokens, byte_level_tokenizer().token_to_id("<|im_end|>")]
+            tokens = [*tokens, END]
             end = FinishReason.STOP
         else:
             end = FinishReason.LENGTH
@@ -242,8 +250,7 @@ async def running_router(
     worker = ScriptedWorker(worker_bus, script, card.model)
     router = RouterService(settings)
     running = asyncio.create_task(service.run(lambda own: router.serve(own, bus, listener), settings.drain_timeout_s))
-    while "REQUESTS" not in broker.streams:
-        await asyncio.sleep(0.005)
+    await until(lambda: "REQUESTS" in broker.streams)
     working = asyncio.create_task(worker.run()) if has_worker else None
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20.0, trust_env=False) as client:
