@@ -82,5 +82,6 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 def _closing(code: str) -> dict[str, Any]:
-    # The rest of the body is still coming; the connection cannot be used for another request.
-    return {"connection": "close"} if code in ("payload_too_large", "body_timeout") else {}
+    # Of a body that is too large the server reads on and keeps nothing: clients that write before they read would
+    # otherwise see a reset connection instead of the answer.
+    return {"connection": "close"} if code == "body_timeout" else {}

@@ -5,7 +5,6 @@ length. Nothing behind this checks again.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -334,7 +333,7 @@ def _salt(salt: str | None) -> str:
 
 def _check_range(field: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
     """NaN is in no range."""
-    if math.isfinite(value) and (low < value if above_low else low <= value) and value <= high:
+    if (low < value if above_low else low <= value) and value <= high:
         return
     lowest = f"above {low}" if above_low else f"at least {low}"
     raise InvalidRequest(f"'{field}' must be {lowest} and at most {high}, not {_short(value)}.", param=field)

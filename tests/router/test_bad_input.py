@@ -1,0 +1,188 @@
+"""Bad input ends at the router: a 4xx in OpenAI's shape, nothing in the queue, the next request is served."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace_router.settings import RouterSettings
+from tests.router.support import CHATML, CONTEXT, MODEL, Router, make_card, raw_connection, running_router, says
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+KEYS = {"message", "type", "param", "code"}
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Router]:
+    settings = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0, max_body_bytes=2_000_000)
+    async with running_router(says("ok"), settings=settings) as running:
+        yield running
+        # Whatever happened: nothing was queued, and the next request is served.
+        assert running.worker.requests == []
+        reply = await running.client.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
+        assert reply.json()["choices"][0]["text"] == "ok"
+
+
+def assert_refused(reply: httpx.Response, status: int, param: str | None = None, code: str | None = None) -> None:
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert set(error) == KEYS
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    if code is not None:
+        assert error["code"] == code
+    for leak in ("/work", "Traceback", "headrace_", "tokens.router", "requests.tiny", "pydantic", "nats"):
+        assert leak not in reply.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "code"),
+    [
+        ({"model": "gpt-9"}, 404, "model", "model_not_found"),
+        ({"messages": []}, 400, "messages", None),
+        ({"messages": "hi"}, 400, "messages", "invalid_type"),
+        ({"max_tokens": -1}, 400, "max_tokens", None),
+        ({"temperature": "hot"}, 400, "temperature", "invalid_type"),
+        ({"logit_bias": {"266": 1}}, 400, "logit_bias", None),
+        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, 400, "messages", "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, 400, "messages", "context_length_exceeded"),
+    ],
+)
+async def test_chat(
+    router: Router, stream: bool, fields: dict[str, Any], status: int, param: str, code: str | None
+) -> None:
+    body = {"model": MODEL, "messages": MESSAGES, "stream": stream, **fields}
+    reply = await router.client.post("/v1/chat/completions", json=body)
+    assert reply.headers["content-type"] == "application/json"
+    assert_refused(reply, status, param, code)
+
+
+@pytest.mark.parametrize("prompt", ["", [""], [], [[]], ["a", ""], [-1], [266], [[1], [-5]]])
+async def test_prompts(router: Router, prompt: Any) -> None:
+    reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 5})
+    assert_refused(reply, 400, "prompt")
+
+
+async def test_bodies(router: Router) -> None:
+    client = router.client
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        for body in (b"", b"{nope", b"[" * 10_000, b"[1]", b"null"):
+            reply = await client.post(path, content=body, headers={"content-type": "application/json"})
+            assert_refused(reply, 400)
+        for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            reply = await client.post(path, content=b"{}", headers={"content-type": content_type})
+            assert_refused(reply, 415)
+        reply = await client.post(
+            path, content=b"{}", headers={"content-type": "application/json", "content-encoding": "gzip"}
+        )
+        assert_refused(reply, 415)
+
+
+async def test_paths_and_methods(router: Router) -> None:
+    assert_refused(await router.client.get("/v1/nothing"), 404, code="not_found")
+    assert_refused(await router.client.get("/v1/chat/completions"), 405, code="method_not_allowed")
+    assert_refused(await router.client.get("/v1/models/gpt-9"), 404, "model", "model_not_found")
+    assert (await router.client.get("/docs")).status_code == 404
+
+
+async def test_a_declared_body_over_the_limit_is_refused_before_it_is_read(router: Router) -> None:
+    def send_head() -> bytes:
+        with raw_connection(router.port) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 50000000\r\n\r\n"
+            )
+            return connection.recv(65536)
+
+    assert (await asyncio.to_thread(send_head)).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_an_undeclared_body_over_the_limit_is_refused(router: Router) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield b" " * 100_000
+
+    reply = await router.client.post("/v1/completions", content=pieces(), headers={"content-type": "application/json"})
+    assert_refused(reply, 413, code="payload_too_large")
+
+
+async def test_a_prompt_above_the_queue_s_limit_is_refused_and_streams_go_on() -> None:
+    card = make_card(context=1_000_000)
+    async with running_router(says("abcdefghij", pause_s=0.05), card=card) as router:
+        streams = [
+            asyncio.create_task(
+                router.client.post("/v1/completions", json={"model": MODEL, "prompt": "x", "stream": True})
+            )
+            for _ in range(10)
+        ]
+        await asyncio.sleep(0.1)
+        big = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": [1] * 300_000})
+        assert_refused(big, 413, code="payload_too_large")
+        for reply in await asyncio.gather(*streams):
+            assert reply.text.endswith("data: [DONE]\n\n") and "error" not in reply.text
+        assert len(router.worker.requests) == 10
+
+
+async def test_too_many_and_too_large_headers() -> None:
+    def send(head: bytes, port: int) -> bytes:
+        with raw_connection(port) as connection:
+            connection.sendall(head)
+            return connection.recv(65536)
+
+    async with running_router(says("ok")) as router:
+        many = b"GET /live HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % i for i in range(101)) + b"\r\n"
+        large = b"GET /live HTTP/1.1\r\nh: " + b"x" * 400_000
+        endless_path = b"GET /" + b"x" * 400_000
+        for head in (many, large, endless_path):
+            answer = await asyncio.to_thread(send, head, router.port)
+            assert answer.startswith(b"HTTP/1.1 431 "), answer[:100]
+        assert (await router.client.get("/live")).status_code == 200
+
+
+async def test_a_template_s_refusal_is_told_in_its_own_words() -> None:
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('No system turn, please.') }}{% endif %}" + CHATML
+    async with running_router(says("ok"), card=make_card(chat_template=source)) as router:
+        for stream in (False, True):
+            messages = [{"role": "system", "content": "x"}, *MESSAGES]
+            body = {"model": MODEL, "messages": messages, "stream": stream}
+            reply = await router.client.post("/v1/chat/completions", json=body)
+            assert_refused(reply, 400, "messages", "template_error")
+            assert reply.json()["error"]["message"] == "No system turn, please."
+        assert router.worker.requests == []
+
+
+async def test_a_model_without_template_has_no_chat() -> None:
+    async with running_router(says("ok"), card=make_card(chat_template=None)) as router:
+        reply = await router.client.post("/v1/chat/completions", json={"model": MODEL, "messages": MESSAGES})
+        assert_refused(reply, 400, "model", "model_has_no_chat_template")
+
+
+async def test_an_empty_prompt_starts_from_the_beginning_of_text_token() -> None:
+    async with running_router(says("ok"), card=make_card(adds_bos=True, bos_token="<|endoftext|>")) as router:
+        for prompt in ("", [""]):
+            reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+            assert reply.json()["usage"]["prompt_tokens"] == 1
+        for bad in ([], [[]]):
+            reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": bad})
+            assert_refused(reply, 400, "prompt")
+
+
+async def test_request_ids_are_ours_and_a_harmless_one_is_echoed() -> None:
+    async with running_router(says("ok")) as router:
+        body = {"model": MODEL, "prompt": "a"}
+        both = await asyncio.gather(
+            *(router.client.post("/v1/completions", json=body, headers={"x-request-id": "order-7"}) for _ in range(2))
+        )
+        assert [reply.headers["x-request-id"] for reply in both] == ["order-7", "order-7"]
+        assert all(reply.json()["choices"][0]["text"] == "ok" for reply in both)
+        ids = {request.request_id for request in router.worker.requests}
+        assert len(ids) == 2 and all(len(request_id) == 32 for request_id in ids)
+        for bad in ("a b", ">", "*", "x" * 129, "a\tb"):
+            reply = await router.client.post("/v1/completions", json=body, headers={"x-request-id": bad})
+            assert reply.headers["x-request-id"] in {request.request_id for request in router.worker.requests}
+        bad_body = await router.client.post("/v1/completions", content=json.dumps({"model": MODEL}).encode())
+        assert len(bad_body.headers["x-request-id"]) == 32

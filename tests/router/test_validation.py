@@ -1,0 +1,316 @@
+"""Every bound of every parameter, and null as "not given"."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace_router.parsing import parse_body
+from headrace_router.schemas import ChatBody, CompletionBody
+from headrace_router.validation import ValidChat, ValidParams, fit, validate_chat, validate_completion
+from headrace_shared.errors import InvalidRequest
+from tests.router.support import CONTEXT, END, MODEL, make_card
+
+CARD = make_card(temperature=0.6, top_p=0.9)
+VOCAB = CARD.vocab_size
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**fields: Any) -> tuple[ValidChat, ValidParams]:
+    body = {"model": MODEL, "messages": MESSAGES, **fields}
+    return validate_chat(parse_body(ChatBody, json.dumps(body).encode()), CARD, random_seed=5)
+
+
+def completion(**fields: Any) -> tuple[Any, ValidParams]:
+    body = {"model": MODEL, "prompt": "Hi", **fields}
+    return validate_completion(parse_body(CompletionBody, json.dumps(body).encode()), CARD, random_seed=5)
+
+
+def refused(call: Any, **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        call(**fields)
+    assert len(caught.value.message) < 500
+    return caught.value
+
+
+BAD: list[tuple[str, Any]] = [
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", float("nan")),
+    ("temperature", float("inf")),
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("top_p", 0),
+    ("top_p", 1.01),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("top_k", 2**70),
+    ("min_p", -0.01),
+    ("min_p", 1.01),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", 11),
+    ("presence_penalty", -2.01),
+    ("frequency_penalty", 2.01),
+    ("frequency_penalty", float("-inf")),
+    ("n", 0),
+    ("n", 17),
+    ("n", 10**400),
+    ("n", -1),
+    ("temperature", 10**400),
+    ("max_tokens", 0),
+    ("max_tokens", -5),
+    ("max_tokens", 2**63),
+    ("max_tokens", 16.5),
+    ("max_tokens", "16"),
+    ("min_tokens", -1),
+    ("min_tokens", CONTEXT + 1),
+    ("stop", ""),
+    ("stop", [""]),
+    ("stop", ["a"] * 17),
+    ("stop", "a" * 1025),
+    ("stop", [1]),
+    ("stop", 5),
+    ("seed", 2**63),
+    ("seed", -(2**63) - 1),
+    ("seed", 1.5),
+    ("logit_bias", {str(VOCAB): -100}),
+    ("logit_bias", {"-1": 5}),
+    ("logit_bias", {"abc": 1}),
+    ("logit_bias", {"5": 1000}),
+    ("logit_bias", {"5": float("nan")}),
+    ("logit_bias", {"²": 1}),
+    ("logit_bias", {"9" * 5000: 1}),
+    ("logit_bias", {str(i): 1 for i in range(1025)}),
+    ("logit_bias", [1]),
+    ("stop_token_ids", [VOCAB]),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", ["1"]),
+    ("stop_token_ids", [1] * 129),
+    ("stream_options", {"include_usage": True}),
+    ("stream", "yes"),
+    ("user", "u" * 1025),
+    ("metadata", {"a": "b" * 20_000}),
+    ("metadata", "text"),
+    ("cache_salt", ""),
+    ("cache_salt", "a/b"),
+    ("cache_salt", "s" * 129),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tools", []),
+    ("tool_choice", "required"),
+    ("response_format", {"type": "json_object"}),
+    ("suffix", "x"),
+    ("best_of", 3),
+    ("echo", True),
+    ("functions", []),
+    ("bad_words", ["x"]),
+    ("structured_outputs", {"regex": "a"}),
+    ("reasoning_effort", "high"),
+    ("chat_template", "{{ 1 }}"),
+    ("truncate_prompt_tokens", 5),
+    ("use_beam_search", True),
+    ("priority", 1),
+    ("continue_final_message", True),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("call", [chat, completion])
+def test_out_of_bounds_names_the_field(call: Any, field: str, value: Any) -> None:
+    param = refused(call, **{field: value}).param
+    assert param is not None and param.split("[")[0].split(".")[0] == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [{}]}]},
+            "messages[1].tool_calls[0].function.name",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"model": None}, "model"),
+    ],
+)
+def test_bad_chats(fields: dict[str, Any], param: str) -> None:
+    assert refused(chat, **fields).param == param
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [-1], [VOCAB], [[1], [VOCAB]], [1, "a"], ["a", 1], [[1], 2], {"a": 1}, 5, None, [1.5], ["a"] * 129]
+)
+def test_bad_prompts(prompt: Any) -> None:
+    error = refused(completion, prompt=prompt)
+    assert error.param is not None and error.param.startswith("prompt")
+
+
+def test_the_bad_id_is_named() -> None:
+    assert f"has {VOCAB}," in refused(completion, prompt=[1, VOCAB]).message
+    assert "'abc'" in refused(chat, logit_bias={"abc": 1}).message
+
+
+def test_too_many_sequences() -> None:
+    assert refused(completion, prompt=["a"] * 100, n=3).param == "n"
+
+
+def test_logprobs_of_completions() -> None:
+    assert completion(logprobs=0)[1].sampling.num_logprobs == 0
+    assert refused(completion, logprobs=21).param == "logprobs"
+    assert refused(completion, logprobs=-1).param == "logprobs"
+
+
+def test_null_means_not_given() -> None:
+    names = [*ChatBody.model_fields, "tools", "tool_choice", "response_format", "echo", "suffix", "best_of", "audio"]
+    nulls = {name: None for name in names if name not in ("model", "messages")}
+    assert chat(**nulls) == chat()
+    names = [*CompletionBody.model_fields, "echo", "suffix", "best_of"]
+    nulls = {name: None for name in names if name not in ("model", "prompt")}
+    assert completion(**nulls) == completion()
+
+
+def test_values_that_ask_for_nothing_are_accepted() -> None:
+    neutral = {
+        "tools": [{"type": "function"}],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "best_of": 2,
+        "n": 2,
+        "echo": False,
+        "suffix": "",
+        "priority": 0,
+        "store": True,
+        "something_new": {"a": 1},
+    }
+    chat(**neutral)
+    completion(**neutral)
+
+
+def test_defaults_come_from_the_card_then_from_openai() -> None:
+    sampling = chat()[1].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.6, 0.9, 0, 5)
+    sampling = chat(temperature=0, top_p=1, top_k=-1, seed=-1)[1].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.0, 1.0, 0, 2**63 - 1)
+
+
+@pytest.mark.parametrize(("given", "used"), [(1e-9, 0.0), (1e-4, 0.0), (1e-3, 1e-3), (2, 2.0), (0, 0.0)])
+def test_tiny_temperatures_are_greedy(given: float, used: float) -> None:
+    assert chat(temperature=given)[1].sampling.temperature == used
+
+
+def test_stop_tokens() -> None:
+    assert chat()[1].stop_token_ids == (END,)
+    assert chat(ignore_eos=True, stop_token_ids=[7, 7])[1].stop_token_ids == (7,)
+    assert chat(stop_token_ids=[7, END])[1].stop_token_ids == (END, 7)
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=7)[1].max_tokens == 7
+
+
+def test_parts_are_joined_in_every_role() -> None:
+    parts = [{"type": "text", "text": "Answer in "}, {"type": "text", "text": "French."}]
+    for role in ("system", "user", "assistant", "tool", "developer"):
+        valid, _ = chat(messages=[{"role": role, "content": parts}, {"role": role, "content": []}])
+        assert [message["content"] for message in valid.messages] == ["Answer in French.", ""]
+
+
+def test_tool_calls_reach_the_template_as_objects() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    valid, _ = chat(messages=[*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert valid.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert valid.messages[1]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "is_ok"),
+    [
+        (CONTEXT - 1, 1, True),
+        (CONTEXT, 1, False),
+        (CONTEXT + 1, 1, False),
+        (CONTEXT - 10, 50, False),
+        (CONTEXT, None, False),
+    ],
+)
+def test_the_context_s_edge(num_prompt: int, max_tokens: int | None, is_ok: bool) -> None:
+    _, params = chat(max_tokens=max_tokens)
+    if is_ok:
+        assert fit(num_prompt, params, CARD, "messages").max_tokens == max_tokens
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        fit(num_prompt, params, CARD, "messages")
+    assert caught.value.code == "context_length_exceeded"
+    for number in (CONTEXT, num_prompt, max_tokens or 1):
+        assert f" {number} " in caught.value.message
+
+
+def test_the_answer_s_length_without_a_limit() -> None:
+    assert fit(56, chat()[1], CARD, "messages").max_tokens == CONTEXT - 56
+    assert fit(56, completion()[1], CARD, "prompt").max_tokens == 16
+    assert fit(CONTEXT - 3, completion()[1], CARD, "prompt").max_tokens == 3
+
+
+def test_min_tokens_beyond_the_room_is_refused() -> None:
+    _, params = chat(min_tokens=100)
+    with pytest.raises(InvalidRequest) as caught:
+        fit(CONTEXT - 10, params, CARD, "messages")
+    assert caught.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"5",
+        b'"text"',
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":' * 10_000,
+        b'{"model":"\\ud800"}',
+    ],
+    ids=lambda body: repr(body[:10]),
+)
+def test_bodies_that_are_no_request(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_body(ChatBody, body)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+_FIELDS = sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "best_of", "tool_choice"} - {"model"})
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=5))
+def test_anything_is_valid_or_refused(fields: dict[str, Any]) -> None:
+    for call in (chat, completion):
+        try:
+            _, params = call(**fields)
+        except InvalidRequest:
+            continue
+        assert 1 <= params.num_choices <= 16
+        assert 0 <= params.sampling.temperature <= 2
+        assert 0 <= params.sampling.seed < 2**63
