@@ -37,7 +37,7 @@ from headrace_shared.errors import BusError, ConfigError
 from headrace_shared.model_cards import clear_cards
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.settings import PREFIX
-from headrace_shared.telemetry import HEALTH_PORT, configure_logging
+from headrace_shared.telemetry import DTYPE_BITS, HEALTH_PORT, IS_CUDA, configure_logging
 
 STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "nats")
 """Routers drain first, while everything behind them still works."""
@@ -182,8 +182,8 @@ class _Instance:
             if process.spec.service == "worker" and view.hello is not None:
                 hello = view.hello
                 tokens = hello.num_blocks * hello.block_size
-                where = "cuda" if view.gauges.get("is_cuda") else "cpu"
-                dtype = f"{view.gauges['dtype_bits']:.0f}-bit floats" if "dtype_bits" in view.gauges else ""
+                where = "cuda" if view.gauges.get(IS_CUDA) else "cpu"
+                dtype = f"{view.gauges[DTYPE_BITS]:.0f}-bit floats" if DTYPE_BITS in view.gauges else ""
                 say(
                     f"{process.spec.name}: {', '.join(filter(None, (where, dtype)))}, KV cache for {tokens:,} tokens, "
                     f"context {hello.context:,}, at most {hello.max_sequences} sequences at a time"

@@ -37,6 +37,8 @@ EXIT_CONFIG = 2
 MAX_FILE_BYTES = 1024 * 1024
 SECTIONS = ("router", "scheduler", "worker", "autoscaler")
 
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
 Secret = Annotated[str, Meta(extra={"secret": True})]
 """A value that is neither shown nor taken from the command line."""
 
@@ -270,7 +272,7 @@ def _parse(field: _Field, given: _Given) -> Any:
             if plain is int:
                 value = parse_int(value)
             elif plain is bool:
-                value = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[value.lower()]
+                value = _BOOLEANS[value.lower()]
             elif get_origin(plain) is tuple:
                 value = [part.strip() for part in value.split(",") if part.strip()]
         if plain is float and not isinstance(value, bool):
