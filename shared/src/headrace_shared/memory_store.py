@@ -37,10 +37,15 @@ class MemoryStream:
         self._waiters: set[asyncio.Event] = set()
 
     def refuses(self, size: int) -> bool:
+        """A work queue that is full. Other streams drop their oldest messages instead."""
         self._expire()
-        is_full = len(self.stored) >= (self.spec.max_messages or len(self.stored) + 1)
-        is_full |= self._num_bytes + size > (self.spec.max_bytes or self._num_bytes + size)
-        return self.spec.work_queue and is_full
+        return self.spec.work_queue and self._is_over(1, size)
+
+    def _is_over(self, num_more: int, size: int) -> bool:
+        """With `num_more` messages of `size` bytes in all added."""
+        spec = self.spec
+        too_many = spec.max_messages is not None and len(self.stored) + num_more > spec.max_messages
+        return too_many or (spec.max_bytes is not None and self._num_bytes + size > spec.max_bytes)
 
     def store(self, message: Message, message_id: str | None = None) -> int:
         """Raises QueueFull."""
@@ -52,7 +57,7 @@ class MemoryStream:
         return sequence
 
     def append(self, message: Message) -> int:
-        """Without a look at the limits of a work queue; other streams drop their oldest messages."""
+        """Without a look at the limits of a work queue."""
         sequence = next(self._next_sequence)
         self.stored[sequence] = (message._replace(stream_sequence=sequence), time.monotonic())
         self._num_bytes += len(message.data)
@@ -60,11 +65,8 @@ class MemoryStream:
             same = [s for s, (other, _) in self.stored.items() if other.subject == message.subject]
             for old in same[: -self.spec.max_per_subject]:
                 self.remove(old)
-        if not self.spec.work_queue:
-            while len(self.stored) > (self.spec.max_messages or len(self.stored)) or self._num_bytes > (
-                self.spec.max_bytes or self._num_bytes
-            ):
-                self.remove(next(iter(self.stored)))
+        while not self.spec.work_queue and self._is_over(0, 0):
+            self.remove(next(iter(self.stored)))
         self.changed()
         return sequence
 

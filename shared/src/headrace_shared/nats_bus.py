@@ -5,6 +5,7 @@ once (grants, progress, tokens, telemetry), `store` the JetStream traffic (queue
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription
@@ -14,6 +15,8 @@ from headrace_shared.nats_jetstream import JetStream
 from headrace_shared.nats_kv import KeyValue
 from headrace_shared.nats_watch import Watch
 from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec
+
+log = logging.getLogger(__name__)
 
 DEFAULT_CONNECT_TIMEOUT_S = 30.0
 DEFAULT_REQUEST_TIMEOUT_S = 5.0
@@ -28,6 +31,9 @@ class NatsBus:
         self._streams = streams
         self._buckets = KeyValue(streams)
         self._watches: set[Watch] = set()
+        self._reconnect_callbacks: list[Callable[[], None]] = []
+        core.on_reconnect(self._reconnected)
+        store.on_reconnect(self._reconnected)
 
     @classmethod
     async def connect(
@@ -87,7 +93,18 @@ class NatsBus:
         return await self._core.subscribe(subject, handler)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        self._core.on_reconnect(callback)
+        self._reconnect_callbacks.append(callback)
+
+    def _reconnected(self) -> None:
+        """One of the two is back. Callbacks may use both, so the last one calls them."""
+        if not self.is_connected:
+            return
+        for callback in self._reconnect_callbacks:
+            try:
+                callback()
+            except Exception:
+                # One listener's fault must not cost the others theirs, nor the connection.
+                log.exception("a reconnect callback failed")
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
         await self._streams.ensure_stream(spec)
@@ -149,19 +166,14 @@ class NatsBus:
         return await self._buckets.entries(bucket)
 
     async def watch(self, bucket: str, handler: Callable[[Entry | None, str], None]) -> Subscription:
-        watch = Watch(self._store, self._streams, bucket, handler)
+        watch = Watch(self._store, self._streams, bucket, handler, self._watches.discard)
         self._watches.add(watch)
-        try:
-            await watch.open()
-        except BaseException:
-            self._watches.discard(watch)
-            raise
+        await watch.open()
         return watch
 
     async def close(self) -> None:
-        for watch in self._watches:
+        for watch in list(self._watches):
             await watch.close()
-        self._watches.clear()
         await asyncio.gather(self._core.close(), self._store.close())
 
 

@@ -12,6 +12,7 @@ kills its read loop. Misses are counted in ticks and not in seconds, so that a b
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import secrets
 import time
@@ -22,8 +23,10 @@ import nats.aio.client
 import nats.errors
 
 from headrace_shared.bus import Handler, Message
+from headrace_shared.bus_rules import HEADER_ROOM, check_size, check_subject
 from headrace_shared.errors import BusOverloaded, BusUnavailable, OutcomeUnknown, PayloadTooLarge
 from headrace_shared.nats_outbox import Outbox
+from headrace_shared.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,6 @@ DEAD_MISSES = 7
 """Nearly two intervals: the client is dropped and replaced."""
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 """Bytes of requests that nats-py may hold."""
-HEADER_ROOM = 64 * 1024
 DISPOSE_TIMEOUT_S = 1.0
 
 
@@ -120,17 +122,14 @@ class NatsConnection:
         return self._max_data
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """`callback` must not raise."""
         self._reconnect_callbacks.append(callback)
 
     # Life.
 
     async def open(self, timeout_s: float) -> None:
         """Connects, trying again for `timeout_s`. Raises BusUnavailable."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._establish()
-        except TimeoutError as error:
-            raise BusUnavailable(f"no broker at {', '.join(self._options.servers)} within {timeout_s:g} s") from error
+        await self._establish(time.monotonic() + timeout_s)
         self._keeper = asyncio.create_task(self._keep(), name=f"nats-{self._options.name}")
 
     async def close(self) -> None:
@@ -144,8 +143,7 @@ class NatsConnection:
                     await self._outbox.flush()
                     await self.echo()
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+            await end(self._keeper)
         await self._drop_client()
         if self._leftovers:
             await asyncio.wait(self._leftovers, timeout=DISPOSE_TIMEOUT_S)
@@ -156,7 +154,7 @@ class NatsConnection:
             while True:
                 await self._watch_until_lost()
                 await self._drop_client()
-                await self._establish()
+                await self._establish(math.inf)
                 log.info("connected to the broker again", extra={"connection": self._options.name})
                 self._call_reconnect_callbacks()
         except Exception:
@@ -187,27 +185,32 @@ class NatsConnection:
                 self._call_reconnect_callbacks()
         log.warning("the broker does not answer", extra={"connection": self._options.name})
 
-    async def _establish(self) -> None:
-        """Connects and subscribes again, trying for ever; but BusUnavailable if the broker refuses who we are."""
+    async def _establish(self, deadline: float) -> None:
+        """Connects and subscribes again, trying until the deadline (monotonic). Raises BusUnavailable then, or at once
+        if the broker refuses who we are."""
         retry_s = MIN_RETRY_S
-        servers = list(self._options.servers)
+        servers = self._options.servers
         while True:
-            server = random.choice(servers)
             self._client = nats.aio.client.Client()
             self._lost.clear()
+            # A task of its own, since nats-py sometimes swallows a cancellation and goes on.
+            attempt = asyncio.create_task(self._attempt(self._client, random.choice(servers)))
             try:
-                async with asyncio.timeout(2 * ATTEMPT_TIMEOUT_S):
-                    await self._attempt(self._client, server)
-                return
-            except (OSError, TimeoutError, nats.errors.Error, BusUnavailable, OutcomeUnknown) as error:
-                if "authorization violation" in str(error).lower():
+                await asyncio.wait([attempt], timeout=2 * ATTEMPT_TIMEOUT_S)
+            finally:
+                await end(attempt)
+                if attempt.cancelled() or attempt.exception() is not None:
                     await self._drop_client()
-                    raise BusUnavailable(f"the broker at {server} refuses our credentials") from error
-                log.info("cannot connect to the broker: %s", error, extra={"server": server})
-            except asyncio.CancelledError:
-                await self._drop_client()
-                raise
-            await self._drop_client()
+            error = TimeoutError() if attempt.cancelled() else attempt.exception()
+            if error is None:
+                return
+            if not isinstance(error, OSError | nats.errors.Error | BusUnavailable | OutcomeUnknown):
+                raise error
+            log.debug("cannot connect: %r", error, extra={"connection": self._options.name})
+            if "authorization violation" in str(error).lower():
+                raise BusUnavailable(f"the broker at {', '.join(servers)} refuses our credentials") from error
+            if time.monotonic() > deadline:
+                raise BusUnavailable(f"no broker at {', '.join(servers)}") from error
             await asyncio.sleep(random.uniform(MIN_RETRY_S, retry_s))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
@@ -265,17 +268,15 @@ class NatsConnection:
 
     def _call_reconnect_callbacks(self) -> None:
         for callback in self._reconnect_callbacks:
-            try:
-                callback()
-            except Exception:
-                # One listener's fault must not cost the others theirs, nor the connection.
-                log.exception("a reconnect callback failed")
+            callback()
 
     async def _on_error(self, error: Exception) -> None:
-        log.warning("broker connection: %s", error or type(error).__name__)
         if isinstance(error, nats.errors.SlowConsumerError):
             # Messages were dropped: for their readers that is the same as an outage.
+            log.warning("a subscription is too slow", extra={"connection": self._options.name})
             self._call_reconnect_callbacks()
+        else:
+            log.debug("nats: %s", error, extra={"connection": self._options.name})
 
     # Sending.
 
@@ -283,7 +284,8 @@ class NatsConnection:
         """As in `Bus`."""
         if not self.is_connected:
             raise BusUnavailable("not connected to the broker")
-        self._check_size(data, headers)
+        check_subject(subject)
+        check_size(data, headers, self._max_data, self._max_headers)
         self._outbox.put(subject, data, headers)
 
     async def request(
@@ -316,7 +318,7 @@ class NatsConnection:
         """Hands over to the socket at once, ahead of the outbox. Never waits in fact. Errors as in `request`."""
         if not self.is_connected:
             raise BusUnavailable("not connected to the broker")
-        self._check_size(data, headers)
+        check_size(data, headers, self._max_data, self._max_headers)
         if self._client.pending_data_size > MAX_UNSENT_BYTES:
             raise BusOverloaded(f"{MAX_UNSENT_BYTES} bytes wait for the broker")
         await self._send(subject, data, headers, reply_to)
@@ -345,14 +347,6 @@ class NatsConnection:
             self.forget(inbox)
         if reply is None:
             raise OutcomeUnknown("the connection broke")
-
-    def _check_size(self, data: bytes, headers: Mapping[str, str] | None) -> None:
-        if len(data) > self._max_data:
-            raise PayloadTooLarge(len(data), self._max_data)
-        if headers:
-            size = 16 + sum(len(key.encode()) + len(value.encode()) + 4 for key, value in headers.items())
-            if size > self._max_headers:
-                raise PayloadTooLarge(size, self._max_headers)
 
     async def _send(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, reply_to: str = ""

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headrace_shared.bus import Delivery, Message, QueueDepth
+from headrace_shared.bus_rules import check_subject
 from headrace_shared.errors import (
     BusError,
     BusOverloaded,
     BusUnavailable,
+    OutcomeUnknown,
     PayloadTooLarge,
     QueueFull,
     RevisionConflict,
@@ -22,6 +24,7 @@ from headrace_shared.subjects import ConsumerSpec, StreamSpec
 DEDUPE_WINDOW_S = 120.0
 PULL_GRACE_S = 0.5
 """How long the broker's word that a pull has expired may be late."""
+ACK_TIMEOUT_S = 2.0
 MAX_PULL_S = 30.0
 RETRY_S = 0.1
 BATCH_MESSAGES = 256
@@ -33,7 +36,8 @@ MAX_WAITING = 4096
 CONSUMER_NOT_FOUND = 10014
 WRONG_LAST_SEQUENCE = 10071
 STREAM_EXISTS = 10058
-NO_MESSAGE = frozenset({10037, 10043})
+NO_MESSAGE = 10037
+DELETE_FAILED = frozenset({10043, 10057})
 MESSAGE_TOO_LARGE = 10054
 FULL = frozenset({10077, 10122})
 """Maximum messages or bytes of the stream, or messages of the subject."""
@@ -114,6 +118,7 @@ class JetStream:
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         """Stores a message in the stream of the subject; returns its sequence."""
+        check_subject(subject)
         reply = await self._connection.request(subject, data, headers, timeout_s=self._timeout_s)
         answer = json.loads(reply.data)
         if "error" in answer:
@@ -123,11 +128,14 @@ class JetStream:
 
     async def delete(self, stream: str, stream_sequence: int) -> bool:
         answer = await self.api(f"STREAM.MSG.DELETE.{stream}", {"seq": stream_sequence, "no_erase": True})
-        if answer.get("error", {}).get("err_code") in NO_MESSAGE:
-            return False
-        if "error" in answer:
-            raise _error_of(answer, stream)
-        return True
+        if "error" not in answer:
+            return True
+        if answer["error"].get("err_code") in DELETE_FAILED:
+            # A message that is gone and a disk that is full look alike.
+            found = await self.api(f"STREAM.MSG.GET.{stream}", {"seq": stream_sequence})
+            if found.get("error", {}).get("err_code") == NO_MESSAGE:
+                return False
+        raise _error_of(answer, stream)
 
     async def num_messages(self, stream: str) -> int:
         state = (await self.must(f"STREAM.INFO.{stream}"))["state"]
@@ -247,11 +255,11 @@ class JetStream:
 
     async def acknowledge(self, ack_subject: str) -> None:
         try:
-            await self._connection.request(ack_subject, b"+ACK", timeout_s=self._timeout_s)
-        except BusUnavailable:
+            await self._connection.request(ack_subject, b"+ACK", timeout_s=ACK_TIMEOUT_S)
+        except (BusUnavailable, OutcomeUnknown):
             if not self._connection.is_connected:
                 raise
-            # Nobody listens there: the consumer is gone, and the message with it or not.
+            # The consumer that delivered it is gone (nobody listens) or was made anew (it does not answer).
             ack = parse_ack_subject(ack_subject)
             await self.delete(ack.stream, ack.stream_sequence)
 

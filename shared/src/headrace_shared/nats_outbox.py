@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar
 
 from headrace_shared.errors import BusOverloaded, BusUnavailable, OutcomeUnknown, PayloadTooLarge
+from headrace_shared.tasks import end
 
 RETRY_S = 0.1
 
@@ -51,8 +52,7 @@ class Outbox:
         """Forgets what is queued."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end(task)
         self._queue.clear()
         self._num_bytes = 0
         self._filled.clear()

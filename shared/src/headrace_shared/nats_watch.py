@@ -11,6 +11,7 @@ from headrace_shared.errors import BusError, BusUnavailable
 from headrace_shared.nats_connection import NatsConnection, Reply
 from headrace_shared.nats_jetstream import JetStream, parse_ack_subject
 from headrace_shared.nats_kv import entry_of, is_removal, stream_of, subject_of
+from headrace_shared.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,19 @@ WatchHandler = Callable[[Entry | None, str], None]
 
 
 class Watch:
-    def __init__(self, connection: NatsConnection, streams: JetStream, bucket: str, handler: WatchHandler) -> None:
+    def __init__(
+        self,
+        connection: NatsConnection,
+        streams: JetStream,
+        bucket: str,
+        handler: WatchHandler,
+        on_close: Callable[["Watch"], None],
+    ) -> None:
         self._connection = connection
         self._streams = streams
         self._bucket = bucket
         self._handler = handler
+        self._on_close = on_close
         self._consumer = ""
         self._inbox = ""
         self._known: set[str] = set()
@@ -54,9 +63,9 @@ class Watch:
             raise
 
     async def close(self) -> None:
+        self._on_close(self)
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end(self._task)
 
     async def _follow_for_ever(self) -> None:
         while True:

@@ -1,0 +1,16 @@
+"""Ending a background task for certain."""
+
+import asyncio
+from typing import Any
+
+AGAIN_S = 0.1
+
+
+async def end(task: "asyncio.Task[Any]") -> None:
+    """Cancels the task and waits for its end, whatever it raises. Cancels again as long as it goes on: libraries
+    swallow cancellations, as `asyncio.wait_for` itself does before Python 3.12."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=AGAIN_S)
+    if not task.cancelled():
+        task.exception()  # marks it as seen

@@ -1,0 +1,447 @@
+"""One contract, two buses: each test runs against the real broker and against its in-process twin."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from headrace_shared.broker import NatsServer
+from headrace_shared.bus import Bus, Delivery, Entry, Message
+from headrace_shared.errors import BusUnavailable, PayloadTooLarge, QueueFull, RevisionConflict
+from headrace_shared.memory_bus import MemoryBroker, MemoryBus
+from headrace_shared.messages import Lane
+from headrace_shared.nats_bus import NatsBus
+from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec, request_subject, requests_stream
+
+BUCKET = BucketSpec("B", max_bytes=1024 * 1024)
+LOG = StreamSpec("LOG", ("log.*.*",), in_memory=True, max_messages=1000, max_age_s=60.0)
+SUBJECT = request_subject("m", Lane.INTERACTIVE, 0)
+CONSUMER = ConsumerSpec("REQUESTS", "m-interactive", "requests.m.interactive.*", ack_wait_s=1.0, max_ack_pending=100)
+
+
+class Pair(NamedTuple):
+    """Two connections to one broker."""
+
+    a: Bus
+    b: Bus
+
+
+@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.nats)])
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    if request.param == "memory":
+        broker = MemoryBroker()
+        yield Pair(MemoryBus(broker), MemoryBus(broker))
+        return
+    server = NatsServer(tmp_path, sync_interval="100ms")
+    await server.start()
+    a = await NatsBus.connect(server.url, name="a", on_closed=_never)
+    b = await NatsBus.connect(server.url, name="b", on_closed=_never)
+    yield Pair(a, b)
+    await a.close()
+    await b.close()
+    await server.stop()
+
+
+def _never() -> None:
+    raise AssertionError("closed for good")
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - conditions of any kind
+            await asyncio.sleep(0.005)
+
+
+async def queue(bus: Bus, max_messages: int = 100) -> None:
+    await bus.ensure_stream(requests_stream(max_messages, 10 * 1024 * 1024))
+    await bus.ensure_consumer(CONSUMER)
+
+
+async def pull(bus: Bus, timeout_s: float = 5.0) -> Delivery:
+    delivery = await bus.pull(CONSUMER, timeout_s)
+    assert delivery is not None
+    return delivery
+
+
+# Core messages.
+
+
+async def test_a_subscriber_gets_messages_in_order_with_headers(pair: Pair) -> None:
+    got: list[Message] = []
+    await pair.a.subscribe("tok.*", got.append)
+    for number in range(100):
+        pair.b.publish(f"tok.{number % 3}", str(number).encode(), {"n": str(number)} if number % 2 else None)
+    await until(lambda: len(got) == 100)
+    assert [m.data for m in got] == [str(n).encode() for n in range(100)]
+    assert got[1].subject == "tok.1" and got[1].headers == {"n": "1"} and got[2].headers == {}
+
+
+async def test_a_subscriber_gets_nothing_of_other_subjects_nor_after_close(pair: Pair) -> None:
+    got: list[Message] = []
+    rest: list[Message] = []
+    subscription = await pair.a.subscribe("x.*", got.append)
+    await pair.a.subscribe("x.>", rest.append)
+    pair.b.publish("x.y.z", b"")
+    pair.b.publish("y.x", b"")
+    pair.b.publish("x.y", b"yes")
+    await until(lambda: len(rest) == 2)
+    assert [m.data for m in got] == [b"yes"]
+    await subscription.close()
+    pair.b.publish("x.y", b"no")
+    await until(lambda: len(rest) == 3)
+    assert [m.data for m in got] == [b"yes"]
+
+
+async def test_publishing_does_not_call_the_handler_before_it_returns(pair: Pair) -> None:
+    got: list[Message] = []
+    await pair.a.subscribe("x", got.append)
+    pair.a.publish("x", b"")
+    assert got == []
+    await until(lambda: got)
+
+
+async def test_the_largest_payload_passes_with_large_headers_and_one_byte_more_is_refused(pair: Pair) -> None:
+    got: list[Message] = []
+    await pair.a.subscribe("big", got.append)
+    headers = {"h": "x" * 60_000}
+    pair.b.publish("big", b"x" * pair.b.max_payload, headers)
+    await until(lambda: got)
+    assert len(got[0].data) == pair.b.max_payload and got[0].headers == headers
+    with pytest.raises(PayloadTooLarge):
+        pair.b.publish("big", b"x" * (pair.b.max_payload + 1))
+    with pytest.raises(PayloadTooLarge):
+        pair.b.publish("big", b"", {"h": "x" * 70_000})
+    await queue(pair.b)
+    with pytest.raises(PayloadTooLarge):
+        await pair.b.enqueue(SUBJECT, b"x" * (pair.b.max_payload + 1), message_id="1")
+    pair.b.publish("big", b"still here")
+    await until(lambda: len(got) == 2)
+
+
+async def test_a_connected_bus_says_so_and_a_closed_one_refuses(pair: Pair) -> None:
+    assert pair.a.is_connected and pair.a.disconnected_for_s == 0.0
+    await pair.a.close()
+    await pair.a.close()
+    assert not pair.a.is_connected
+    with pytest.raises(BusUnavailable):
+        pair.a.publish("x", b"")
+    with pytest.raises(BusUnavailable):
+        await pair.a.enqueue(SUBJECT, b"", message_id="1")
+    with pytest.raises(BusUnavailable):
+        await pair.a.subscribe("x", lambda message: None)
+
+
+async def test_closing_sends_what_is_queued(pair: Pair) -> None:
+    got: list[Message] = []
+    await pair.a.subscribe("x", got.append)
+    for _ in range(500):
+        pair.b.publish("x", b"y" * 100)
+    await pair.b.close()
+    await until(lambda: len(got) == 500)
+
+
+@pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 1", "a..b", "a.", ".a", "a.*", "a.>"])
+async def test_a_malformed_subject_is_refused_before_it_reaches_the_wire(pair: Pair, subject: str) -> None:
+    bus = pair.a
+    await bus.ensure_bucket(BUCKET)
+    with pytest.raises(ValueError):
+        bus.publish(subject, b"")
+    with pytest.raises(ValueError):
+        await bus.enqueue(subject, b"", message_id="1")
+    with pytest.raises(ValueError):
+        await bus.put("B", subject, b"")
+    assert bus.is_connected
+
+
+@pytest.mark.parametrize("headers", [{"": "v"}, {"a:b": "v"}, {"a": "v\r\nb: c"}, {"a\n": "v"}])
+async def test_malformed_headers_are_refused_before_they_reach_the_wire(pair: Pair, headers: dict[str, str]) -> None:
+    bus = pair.a
+    await queue(bus)
+    with pytest.raises(ValueError):
+        bus.publish("x", b"", headers)
+    with pytest.raises(ValueError):
+        await bus.enqueue(SUBJECT, b"", message_id="1", headers=headers)
+    assert await bus.num_messages("REQUESTS") == 0
+
+
+# Work queues.
+
+
+async def test_a_queue_delivers_once_until_acknowledged_by_anyone(pair: Pair) -> None:
+    await queue(pair.a)
+    before = time.time()
+    first = await pair.a.enqueue(SUBJECT, b"one", message_id="1", headers={"t": "v"})
+    second = await pair.a.enqueue(SUBJECT, b"two", message_id="2")
+    assert second == first + 1
+    one, two = await pull(pair.a), await pull(pair.b)
+    assert (one.data, one.stream_sequence, one.num_delivered, one.subject) == (b"one", first, 1, SUBJECT)
+    assert (two.data, two.stream_sequence, two.num_delivered) == (b"two", second, 1)
+    assert abs(one.published_at - before) < 5.0
+    assert await pair.a.queue_depth(CONSUMER) == (0, 2)
+    await pair.b.acknowledge(one.ack_subject)
+    await pair.a.acknowledge(two.ack_subject)
+    assert await pair.a.num_messages("REQUESTS") == 0
+    assert await pair.b.queue_depth(CONSUMER) == (0, 0)
+
+
+async def test_acknowledging_twice_is_no_error(pair: Pair) -> None:
+    await queue(pair.a)
+    await pair.a.enqueue(SUBJECT, b"", message_id="1")
+    delivery = await pull(pair.a)
+    await pair.a.acknowledge(delivery.ack_subject)
+    await pair.b.acknowledge(delivery.ack_subject)
+
+
+async def test_the_same_message_id_is_stored_once(pair: Pair) -> None:
+    await queue(pair.a)
+    first = await pair.a.enqueue(SUBJECT, b"", message_id="same")
+    assert await pair.b.enqueue(SUBJECT, b"", message_id="same") == first
+    assert await pair.a.num_messages("REQUESTS") == 1
+
+
+async def test_a_full_queue_refuses_and_takes_again_when_there_is_room(pair: Pair) -> None:
+    await queue(pair.a, max_messages=2)
+    await pair.a.enqueue(SUBJECT, b"1", message_id="1")
+    await pair.a.enqueue(SUBJECT, b"2", message_id="2")
+    with pytest.raises(QueueFull):
+        await pair.a.enqueue(SUBJECT, b"3", message_id="3")
+    delivery = await pull(pair.a)
+    assert delivery.data == b"1"
+    await pair.a.acknowledge(delivery.ack_subject)
+    await pair.a.enqueue(SUBJECT, b"3", message_id="3")
+
+
+async def test_a_queue_is_full_in_bytes_too(pair: Pair) -> None:
+    await pair.a.ensure_stream(requests_stream(1000, 200_000))
+    await pair.a.enqueue(SUBJECT, b"x" * 150_000, message_id="1")
+    with pytest.raises(QueueFull):
+        await pair.a.enqueue(SUBJECT, b"x" * 150_000, message_id="2")
+
+
+async def test_pull_waits_for_a_message_and_gives_up_in_time(pair: Pair) -> None:
+    await queue(pair.a)
+    started = time.monotonic()
+    assert await pair.a.pull(CONSUMER, 0.3) is None
+    assert 0.25 < time.monotonic() - started < 2.0
+    assert await pair.a.pull(CONSUMER, 0.0) is None
+    waiting = asyncio.create_task(pull(pair.a))
+    await asyncio.sleep(0.05)
+    await pair.b.enqueue(SUBJECT, b"x", message_id="1")
+    assert (await waiting).data == b"x"
+
+
+async def test_an_unsettled_message_is_offered_again_after_the_ack_wait(pair: Pair) -> None:
+    await queue(pair.a)
+    await pair.a.enqueue(SUBJECT, b"x", message_id="1")
+    first = await pull(pair.a)
+    started = time.monotonic()
+    second = await pull(pair.b)
+    assert 0.8 < time.monotonic() - started < 3.0
+    assert (second.stream_sequence, second.num_delivered) == (first.stream_sequence, 2)
+
+
+async def test_in_progress_restarts_the_ack_wait(pair: Pair) -> None:
+    await queue(pair.a)
+    await pair.a.enqueue(SUBJECT, b"x", message_id="1")
+    delivery = await pull(pair.a)
+    for _ in range(6):
+        pair.a.in_progress(delivery.ack_subject)
+        assert await pair.b.pull(CONSUMER, 0.3) is None
+    await pair.a.acknowledge(delivery.ack_subject)
+
+
+async def test_a_message_given_back_comes_at_once_or_after_its_delay(pair: Pair) -> None:
+    await queue(pair.a)
+    await pair.a.enqueue(SUBJECT, b"x", message_id="1")
+    pair.a.give_back((await pull(pair.a)).ack_subject)
+    started = time.monotonic()
+    again = await pull(pair.b)
+    assert again.num_delivered == 2 and time.monotonic() - started < 0.7
+    pair.b.give_back(again.ack_subject, 0.5)
+    assert await pair.a.pull(CONSUMER, 0.2) is None
+    assert (await pull(pair.a)).num_delivered == 3
+
+
+async def test_a_cancelled_pull_loses_nothing(pair: Pair) -> None:
+    await queue(pair.a)
+    for number in range(30):
+        await pair.b.enqueue(SUBJECT, str(number).encode(), message_id=str(number))
+    got: list[bytes] = []
+
+    async def take() -> None:
+        delivery = await pair.a.pull(CONSUMER, 1.0)
+        if delivery is not None:
+            got.append(delivery.data)
+            await asyncio.shield(pair.a.acknowledge(delivery.ack_subject))
+
+    for step in range(40):  # cancelled earlier and later, so that every moment is met
+        task = asyncio.create_task(take())
+        await asyncio.sleep(0.0001 * step)
+        task.cancel()
+        await asyncio.wait([task])
+    started = time.monotonic()
+    while len(got) < 30:
+        await asyncio.wait_for(take(), 2.0)
+    assert sorted(map(int, got)) == list(range(30))
+    assert time.monotonic() - started < 0.9, "given back, not left to the ack wait"
+
+
+async def test_queue_depth_counts_pending_and_unacknowledged(pair: Pair) -> None:
+    await pair.a.ensure_stream(requests_stream(100, 1024 * 1024))
+    for number in range(3):
+        await pair.a.enqueue(SUBJECT, b"", message_id=str(number))
+    await pair.a.enqueue(request_subject("other", Lane.BATCH, 0), b"", message_id="other")
+    assert await pair.a.queue_depth(CONSUMER) == (3, 0)
+    await pull(pair.a)
+    assert await pair.b.queue_depth(CONSUMER) == (2, 1)
+
+
+async def test_a_queued_message_can_be_deleted_once(pair: Pair) -> None:
+    await queue(pair.a)
+    sequence = await pair.a.enqueue(SUBJECT, b"", message_id="1")
+    assert await pair.b.delete("REQUESTS", sequence)
+    assert not await pair.a.delete("REQUESTS", sequence)
+    assert await pair.a.pull(CONSUMER, 0.1) is None
+
+
+async def test_ensuring_again_changes_limits_and_keeps_messages(pair: Pair) -> None:
+    await queue(pair.a, max_messages=1)
+    await pair.a.enqueue(SUBJECT, b"x", message_id="1")
+    await queue(pair.b, max_messages=2)
+    await pair.b.enqueue(SUBJECT, b"y", message_id="2")
+    assert (await pull(pair.a)).data == b"x"
+
+
+# Logs.
+
+
+async def test_published_messages_are_kept_by_their_stream(pair: Pair) -> None:
+    await pair.a.ensure_stream(LOG)
+    for number in range(700):
+        pair.a.publish(f"log.r.{number % 2}", str(number).encode(), {"n": str(number)})
+    async with asyncio.timeout(5.0):
+        while await pair.b.num_messages("LOG") < 700:  # noqa: ASYNC110 - the broker's state
+            await asyncio.sleep(0.01)
+    await pair.a.enqueue("log.r.end", b"", message_id="end")
+    assert await pair.b.num_messages("LOG") == 701
+    messages = await pair.b.read("LOG", "log.r.1", 1000)
+    assert [m.data for m in messages] == [str(n).encode() for n in range(1, 700, 2)]
+    assert messages[0].headers == {"n": "1"} and messages[0].subject == "log.r.1"
+    sequences = [m.stream_sequence for m in messages]
+    assert sequences == sorted(set(sequences)) and sequences[0] > 0
+    assert [m.data for m in await pair.b.read("LOG", "log.r.1", 3)] == [b"1", b"3", b"5"]
+    last = await pair.b.last("LOG", "log.r.1")
+    assert last is not None and (last.data, last.stream_sequence) == (b"699", sequences[-1])
+    assert await pair.b.read("LOG", "log.r.none", 10) == [] and await pair.b.last("LOG", "log.r.none") is None
+
+
+async def test_a_log_drops_its_oldest_messages(pair: Pair) -> None:
+    await pair.a.ensure_stream(LOG._replace(max_messages=3, max_per_subject=2))
+    for number in range(5):
+        await pair.a.enqueue("log.r.a", str(number).encode(), message_id=str(number))
+    assert [m.data for m in await pair.a.read("LOG", "log.r.a", 10)] == [b"3", b"4"]
+    for number in range(2):
+        await pair.a.enqueue(f"log.r.b{number}", b"", message_id=f"b{number}")
+    assert [m.data for m in await pair.a.read("LOG", "log.r.a", 10)] == [b"4"]
+
+
+async def test_what_names_no_stream_is_refused(pair: Pair) -> None:
+    for operation in (
+        pair.a.enqueue("nowhere.at.all", b"", message_id="1"),
+        pair.a.pull(CONSUMER, 0.2),
+        pair.a.read("NONE", "x", 1),
+        pair.a.num_messages("NONE"),
+        pair.a.get("NONE", "k"),
+        pair.a.put("NONE", "k", b""),
+    ):
+        with pytest.raises(BusUnavailable):
+            await operation
+
+
+# Buckets.
+
+
+async def test_a_key_is_created_once_and_changed_only_with_its_revision(pair: Pair) -> None:
+    await pair.a.ensure_bucket(BUCKET)
+    await pair.b.ensure_bucket(BUCKET)
+    assert await pair.a.get("B", "k.1") is None
+    first = await pair.a.create("B", "k.1", b"one")
+    with pytest.raises(RevisionConflict):
+        await pair.b.create("B", "k.1", b"two")
+    assert await pair.b.get("B", "k.1") == Entry("k.1", b"one", first)
+    second = await pair.b.update("B", "k.1", b"two", first)
+    assert second > first
+    with pytest.raises(RevisionConflict):
+        await pair.a.update("B", "k.1", b"three", first)
+    with pytest.raises(RevisionConflict):
+        await pair.a.remove("B", "k.1", first)
+    third = await pair.a.put("B", "k.1", b"three")
+    assert third > second and await pair.b.get("B", "k.1") == Entry("k.1", b"three", third)
+
+
+async def test_one_of_many_concurrent_updates_wins(pair: Pair) -> None:
+    await pair.a.ensure_bucket(BUCKET)
+    revision = await pair.a.create("B", "k", b"")
+    results = await asyncio.gather(
+        *(bus.update("B", "k", str(n).encode(), revision) for n in range(10) for bus in pair), return_exceptions=True
+    )
+    won = [r for r in results if isinstance(r, int)]
+    assert len(won) == 1 and sum(isinstance(r, RevisionConflict) for r in results) == 19
+
+
+async def test_a_removed_key_is_gone_and_can_be_created_again(pair: Pair) -> None:
+    await pair.a.ensure_bucket(BUCKET)
+    await pair.a.remove("B", "k")
+    revision = await pair.a.create("B", "k", b"1")
+    await pair.b.remove("B", "k", revision)
+    assert await pair.a.get("B", "k") is None and await pair.a.entries("B") == []
+    assert await pair.a.create("B", "k", b"2") > revision
+
+
+async def test_entries_lists_each_key_with_its_newest_value(pair: Pair) -> None:
+    await pair.a.ensure_bucket(BUCKET)
+    for number in range(300):
+        await pair.a.put("B", f"k.{number}", b"old")
+    for number in range(150):
+        await pair.a.put("B", f"k.{number}", b"new")
+    entries = {entry.key: entry.value for entry in await pair.b.entries("B")}
+    assert entries == {f"k.{n}": b"new" if n < 150 else b"old" for n in range(300)}
+
+
+async def test_a_watch_tells_every_key_and_each_change(pair: Pair) -> None:
+    await pair.a.ensure_bucket(BUCKET)
+    first = await pair.a.put("B", "k.1", b"1")
+    got: list[tuple[Entry | None, str]] = []
+    watch = await pair.b.watch("B", lambda entry, key: got.append((entry, key)))
+    assert got == [(Entry("k.1", b"1", first), "k.1")]
+    second = await pair.a.put("B", "k.2", b"2")
+    with pytest.raises(RevisionConflict):
+        await pair.a.update("B", "k.2", b"lost the race", first)
+    await pair.a.remove("B", "k.1")
+    await until(lambda: len(got) == 3)
+    assert got[1:] == [(Entry("k.2", b"2", second), "k.2"), (None, "k.1")]
+    await watch.close()
+    await pair.a.put("B", "k.3", b"3")
+    await asyncio.sleep(0.1)
+    assert len(got) == 3
+
+
+async def test_a_watch_of_an_empty_bucket_is_ready_at_once(pair: Pair) -> None:
+    await pair.a.ensure_bucket(BUCKET)
+    started = time.monotonic()
+    await pair.a.watch("B", lambda entry, key: None)
+    assert time.monotonic() - started < 1.0
+
+
+async def test_keys_of_a_bucket_expire(pair: Pair) -> None:
+    await pair.a.ensure_bucket(BUCKET._replace(ttl_s=1.0))
+    got: list[tuple[Entry | None, str]] = []
+    await pair.b.watch("B", lambda entry, key: got.append((entry, key)))
+    await pair.a.put("B", "k", b"1")
+    assert await pair.a.get("B", "k") is not None
+    await until(lambda: (None, "k") in got)
+    assert await pair.a.get("B", "k") is None and await pair.a.entries("B") == []
+    await pair.a.create("B", "k", b"2")
