@@ -14,6 +14,7 @@ from pathlib import Path
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Message
+from headrace_shared.errors import BusError
 from headrace_shared.messages import (
     Cancel,
     CancelReason,
@@ -57,7 +58,9 @@ class Heard:
     num_repeated: int = 0
     """Tokens that came again."""
     num_cached: int = 0
-    gaps: list[str] = field(default_factory=list)
+    gap: int | None = None
+    """Index of the first token that was heard too early."""
+    num_gaps: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -71,12 +74,15 @@ class Heard:
         output = self.outputs.setdefault(message.choice, [])
         self.num_cached = max(self.num_cached, message.num_cached)
         if message.index > len(output):
-            self.gaps.append(f"choice {message.choice}: index {message.index} after {len(output)} tokens")
+            self.num_gaps += self.gap is None
+            self.gap = message.index
             return
         overlap = len(output) - message.index
         self.num_repeated += min(overlap, len(message.tokens))
         assert list(message.tokens[:overlap]) == output[message.index : message.index + len(message.tokens[:overlap])]
         output.extend(message.tokens[overlap:])
+        if self.gap is not None and len(output) > self.gap:
+            self.gap = None
         if message.finish is not None:
             self.finishes[message.choice] = message.finish
 
@@ -89,19 +95,23 @@ class Client:
         self.router = RouterId(f"router-{secrets.token_hex(4)}")
         self.requests: dict[str, Heard] = {}
         self.telemetry: dict[str, Telemetry] = {}
+        self._repairs: dict[str, asyncio.Task[None]] = {}
 
     @classmethod
     @contextlib.asynccontextmanager
     async def connect(cls, url: str) -> "AsyncIterator[Client]":
         bus = await NatsBus.connect(url, name="test-client", on_closed=lambda: None)
+        client = cls(bus)
         try:
-            client = cls(bus)
             for spec in (requests_stream(10_000, 1 << 30), TOKENS, CANCELS):
                 await bus.ensure_stream(spec)
             await bus.subscribe(all_tokens_of(client.router), client._on_log)
             await bus.subscribe(ALL_TELEMETRY, client._on_telemetry)
             yield client
         finally:
+            for task in list(client._repairs.values()):
+                task.cancel()
+            await asyncio.gather(*client._repairs.values(), return_exceptions=True)
             await bus.close()
 
     async def submit(
@@ -152,6 +162,20 @@ class Client:
         heard = self.requests.get(event.request_id)
         if heard is not None:
             heard.take(event)
+            if heard.gap is not None and heard.request.request_id not in self._repairs:
+                self._repairs[heard.request.request_id] = asyncio.create_task(self._repair(heard))
+
+    async def _repair(self, heard: Heard) -> None:
+        """As a router does: what was missed is in the token log."""
+        try:
+            while heard.gap is not None:
+                await asyncio.sleep(0.1)
+                with contextlib.suppress(BusError):
+                    for event in await self.log_of(heard):
+                        if isinstance(event, TokenFrame):
+                            heard.take(event)
+        finally:
+            del self._repairs[heard.request.request_id]
 
     def _on_telemetry(self, message: Message) -> None:
         telemetry = codec.decode(message.data, Telemetry)

@@ -255,7 +255,7 @@ class Fleet:
         self._wake()
 
     async def _drop_dead(self) -> None:
-        """Leases of workers that are gone: given up at once, forgotten later, as one that only stalled needs its epoch."""
+        """Leases of workers that are gone: given up at once, forgotten later: one that only stalled needs its epoch."""
         now = self._clock()
         for worker_id, worker in list(self._workers.items()):
             key = worker_lease_key(worker_id)

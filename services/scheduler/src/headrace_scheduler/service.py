@@ -69,6 +69,7 @@ class SchedulerService:
         self._placed: set[RequestId] = set()
         """Requests that have been on a worker: whoever adopts it will know them."""
         self._wake = asyncio.Event()
+        self._reconnected = asyncio.Event()
         self._alive_at = clock()
         scheduler_id = SchedulerId(service.id)
         self._leases = Leases(bus, LEASES.name, scheduler_id, clock)
@@ -110,6 +111,7 @@ class SchedulerService:
         service.spawn(self._schedule(), "passes")
         service.spawn(self._show_life(), "signs-of-life")
         service.spawn(self._watch(), "watch")
+        service.spawn(self._resume(), "resume")
         intake = service.spawn(self._intake.run(), "intake")
         state = self._state
         service.spawn(service.report(self._bus, state, self._reporting.gauges, self._model), "telemetry")
@@ -131,7 +133,7 @@ class SchedulerService:
         await self._peers.open(self._bus)
         await self._bus.subscribe(progress_subject(SchedulerId(self._service.id)), self.fleet.on_report)
         await self._bus.subscribe(all_hellos_of(self._model), self.fleet.on_hello)
-        self._bus.on_reconnect(self._on_reconnect)
+        self._bus.on_reconnect(self._reconnected.set)
 
     async def _leave(self, intake: "asyncio.Task[None]") -> None:
         """What waits goes back to the queue; the workers run on within their horizons until a peer adopts them."""
@@ -202,9 +204,21 @@ class SchedulerService:
             if request_id not in self._placed:
                 self._bus.give_back(ack_subject)
 
-    def _on_reconnect(self) -> None:
-        self._hold()
-        self._cancellations.on_reconnect(request_id for request_id, _ in self.core.ack_subjects())
+    async def _resume(self) -> None:
+        """After each reconnect: a restarted broker has lost the streams in memory, and we may have missed messages."""
+        while True:
+            await self._reconnected.wait()
+            self._reconnected.clear()
+            self._hold()
+            try:
+                for spec in (TOKENS, CANCELS):
+                    await self._bus.ensure_stream(spec)
+            except BusError as error:
+                log.info("streams not ready yet", error=str(error))
+                self._reconnected.set()
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._cancellations.on_reconnect(request_id for request_id, _ in self.core.ack_subjects())
 
     def _on_adoption(self, adoption: Adoption, snapshot: Sequence[SequenceSnapshot]) -> None:
         routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}

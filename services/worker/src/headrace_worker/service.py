@@ -31,7 +31,7 @@ from headrace_worker.settings import WorkerSettings
 TICK_S = 0.05
 HELLO_S = 1.0
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
-_STORE_RETRY_S = 1.0
+_RETRY_S = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +58,7 @@ class WorkerService:
         self._session: Session | None = None
         self._loading: Loading | None = None
         self._drained = asyncio.Event()
+        self._reconnected = asyncio.Event()
         self._counted_at = clock()
         self._counted_tokens = 0
 
@@ -126,7 +127,7 @@ class WorkerService:
                 return
             except BusError as error:
                 log.warning("model card not stored yet", error=str(error))
-                await asyncio.sleep(_STORE_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
 
     async def _serve(self, link: EngineLink) -> None:
         assert self._facts is not None
@@ -137,17 +138,22 @@ class WorkerService:
         subscription = await self._bus.subscribe(
             grants_subject(self._id), lambda message: self._guard(lambda: session.on_control(message, self._clock()))
         )
-        self._bus.on_reconnect(lambda: self._guard(lambda: session.on_reconnect(self._clock())))
+        self._bus.on_reconnect(self._reconnected.set)
         self._service.set_ready(lambda: None if self._bus.is_connected else "no connection to the broker")
         self._set_state(WorkerState.READY)
         log.info("ready", model=self._model, num_blocks=self._facts.num_blocks, device=self._facts.device)
-        self._service.spawn(self._read(link, session), "engine")
-        self._service.spawn(self._tick(session), "tick")
+        tasks = [
+            self._service.spawn(self._read(link, session), "engine"),
+            self._service.spawn(self._tick(session), "tick"),
+            self._service.spawn(self._resume(session), "resume"),
+        ]
         try:
             await self._service.draining.wait()
             self._set_state(WorkerState.DRAINING)
             await self._drained.wait()
         finally:
+            for task in tasks:
+                task.cancel()
             await subscription.close()
 
     async def _read(self, link: EngineLink, session: Session) -> None:
@@ -155,6 +161,20 @@ class WorkerService:
             frame = await link.read()
             if isinstance(frame, Iteration):
                 session.on_iteration(frame, self._clock())
+
+    async def _resume(self, session: Session) -> None:
+        """After each reconnect: a restarted broker has lost the token log, which is to hold what is sent again."""
+        while True:
+            await self._reconnected.wait()
+            self._reconnected.clear()
+            while True:
+                try:
+                    await self._bus.ensure_stream(TOKENS)
+                    break
+                except BusError as error:
+                    log.info("no token log yet", error=str(error))
+                    await asyncio.sleep(_RETRY_S)
+            session.on_reconnect(self._clock())
 
     async def _tick(self, session: Session) -> None:
         while True:

@@ -1,0 +1,30 @@
+"""Fixtures of the tests that run schedulers and workers as processes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headrace_shared.broker import NatsServer
+from tests.integration.deployment import Client, Deployment
+
+
+@pytest.fixture
+async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats", sync_interval="100ms", max_memory_bytes=1 << 30)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def deployment(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+    deployment = Deployment(nats_server, tmp_path)
+    yield deployment
+    await deployment.close()
+
+
+@pytest.fixture
+async def client(nats_server: NatsServer) -> AsyncIterator[Client]:
+    async with Client.connect(nats_server.url) as client:
+        yield client
