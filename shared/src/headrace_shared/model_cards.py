@@ -6,7 +6,6 @@ meets parts of two writers sees the digest fail and waits for the manifest that 
 """
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import random
@@ -65,18 +64,24 @@ async def store_card(bus: Bus, card: ModelCard) -> ModelCard:
     """Puts the card into the broker and returns what is there now: with the smallest context of its writers, and the
     creation time of the first. Raises ProtocolError if it is too large, CardConflict, BusUnavailable."""
     await bus.ensure_bucket(MODELS)
+    key, has_written = model_card_key(card.model, 0), False
     for attempt in range(_STORE_ATTEMPTS):
         if attempt:
-            await asyncio.sleep(random.uniform(0.02, 0.1) * 2**attempt)
-        stored = await _read(bus, model_card_key(card.model, 0))
+            await asyncio.sleep(random.uniform(0.01, 0.05) * 2**attempt)
+        stored = await _read(bus, key)
         wanted = _merge(card, stored.card)
-        if stored.card == wanted:
-            return wanted
+        # What replaced ours meanwhile is whole and newer; but our parts may have mixed with those of another writer.
+        if stored.card is not None and (has_written or stored.card == wanted):
+            return stored.card
         parts = await asyncio.to_thread(_pack, wanted)
-        with contextlib.suppress(RevisionConflict, OutcomeUnknown):
+        try:
             await _write(bus, wanted.model, parts, stored.revision)
-        # Whether or not the broker confirmed it, what counts is what can be read: the next round looks.
-    raise CardConflict(f"card of {card.model} changed {_STORE_ATTEMPTS} times while it was written")
+            has_written = True
+        except (RevisionConflict, OutcomeUnknown):
+            continue
+        if (written := (await _read(bus, key)).card) is not None:
+            return written
+    raise CardConflict(f"{_STORE_ATTEMPTS} times others wrote the card of {card.model} at the same time")
 
 
 async def load_card(bus: Bus, model: str) -> ModelCard | None:
