@@ -27,8 +27,9 @@ class Stack:
 
     def __init__(self, compose: Sequence[str], environ: dict[str, str]) -> None:
         self._compose = [*compose, "--project-name", PROJECT, "--file", str(ROOT / "docker-compose.yml")]
-        # The index of CPU builds need not be reachable where pip finds one in a folder.
-        self._environ = {"TORCH_INDEX": "https://pypi.org/simple", **environ}
+        # The index of CPU builds need not be reachable where pip finds one in a folder. Workers that together have more
+        # threads than there are cores slow each other down manyfold.
+        self._environ = {"TORCH_INDEX": "https://pypi.org/simple", "HEADRACE_NUM_THREADS": "1", **environ}
         self.port = free_ports(1)
 
     def compose(self, *arguments: str, timeout_s: float = 120.0, ports: str = "") -> str:
