@@ -49,7 +49,7 @@ def decide(observation: Observation, limits: Limits, state: State, now: float) -
     needed = min(max(wanted, limits.min_workers), limits.max_workers)
     if needed != wanted:
         reason += f"; {wanted} is outside {limits.min_workers} to {limits.max_workers}"
-    current = state.desired or max(observation.num_workers, limits.min_workers)
+    current = min(state.desired or max(observation.num_workers, limits.min_workers), limits.max_workers)
     if needed >= current:
         return Decision(needed, reason), State(needed)
     since = now if state.less_since is None else state.less_since
