@@ -215,6 +215,16 @@ async def test_the_first_connection_gives_up_in_time(tmp_path: Path) -> None:
     assert time.monotonic() - started < 3.0
 
 
+async def test_the_first_connection_can_be_cancelled(nats_server: NatsServer) -> None:
+    await nats_server.kill()
+    for delay_s in (0.0, 0.01, 0.06, 0.2):
+        connecting = asyncio.create_task(NatsBus.connect(nats_server.url, name="x", on_closed=lambda: None))
+        await asyncio.sleep(delay_s)
+        connecting.cancel()
+        await asyncio.wait([connecting], timeout=2.0)
+        assert connecting.cancelled()
+
+
 async def test_a_broker_that_refuses_us_closes_the_bus_for_good(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, user="u", password="right")
     await server.start()
@@ -230,6 +240,60 @@ async def test_a_broker_that_refuses_us_closes_the_bus_for_good(tmp_path: Path) 
     assert closed == [None] and not bus.is_connected
     await bus.close()
     await changed.stop()
+
+
+async def test_the_outcome_of_every_enqueue_is_told_truly_over_many_crashes(
+    bus: NatsBus, nats_server: NatsServer
+) -> None:
+    outcomes: dict[str, type[BaseException] | None] = {}
+    stopping = asyncio.Event()
+
+    async def produce(name: str) -> None:
+        number = 0
+        while not stopping.is_set():
+            number += 1
+            message_id = f"{name}-{number}"
+            try:
+                await bus.enqueue(SUBJECT, message_id.encode(), message_id=message_id)
+                outcomes[message_id] = None
+            except BusError as error:
+                outcomes[message_id] = type(error)
+                await asyncio.sleep(0.005)
+
+    producers = [asyncio.create_task(produce(name)) for name in "abcd"]
+    for _ in range(4):
+        await asyncio.sleep(0.3)
+        await nats_server.kill()
+        await nats_server.start()
+    await until(lambda: bus.is_connected)
+    await asyncio.sleep(0.2)
+    stopping.set()
+    await asyncio.wait(producers)
+    stored: list[str] = []
+    while (delivery := await bus.pull(CONSUMER, 0.5)) is not None:
+        stored.append(delivery.data.decode())
+        await bus.acknowledge(delivery.ack_subject)
+    assert len(stored) == len(set(stored))
+    confirmed = {message_id for message_id, error in outcomes.items() if error is None}
+    refused = {message_id for message_id, error in outcomes.items() if error is BusUnavailable}
+    assert len(confirmed) > 100 and len(refused) > 10
+    assert confirmed <= set(stored), "confirmed but lost"
+    assert not refused & set(stored), "refused but executed"
+    assert set(outcomes.values()) <= {None, BusUnavailable, OutcomeUnknown}
+
+
+async def test_reconnecting_leaves_no_tasks_behind(bus: NatsBus, nats_server: NatsServer) -> None:
+    await bus.subscribe("x", lambda message: None)
+    await bus.watch("B", lambda entry, key: None)
+    await asyncio.sleep(0.2)
+    before = len(asyncio.all_tasks())
+    for _ in range(4):
+        await nats_server.kill()
+        await nats_server.start()
+        await until(lambda: bus.is_connected)
+    async with asyncio.timeout(5.0):
+        while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - they end by themselves
+            await asyncio.sleep(0.05)
 
 
 # A broker that hangs.
@@ -357,7 +421,7 @@ async def test_an_error_of_the_broker_costs_one_connection_and_not_the_bus(bus: 
     reconnects: list[None] = []
     await bus.subscribe("x", got.append)
     bus.on_reconnect(lambda: reconnects.append(None))
-    client = bus._core._client
+    client = bus._core._link._client
     # Past our check and nats-py's: together above the limit, so the server reports an error and hangs up.
     await client.publish("x", b"x" * (client.max_payload - 10), headers={"h": "x" * 100})
     await until(lambda: reconnects)

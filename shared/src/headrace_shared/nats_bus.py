@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription
 from headrace_shared.errors import BusUnavailable
-from headrace_shared.nats_connection import ConnectionOptions, NatsConnection
-from headrace_shared.nats_jetstream import JetStream
+from headrace_shared.nats_connection import NatsConnection
+from headrace_shared.nats_jetstream import ApiOptions, JetStream
 from headrace_shared.nats_kv import KeyValue
+from headrace_shared.nats_link import LinkOptions
 from headrace_shared.nats_watch import Watch
 from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec
 
@@ -25,15 +26,13 @@ DEFAULT_REQUEST_TIMEOUT_S = 5.0
 class NatsBus:
     """Made by `connect`. Implements `Bus`."""
 
-    def __init__(self, core: NatsConnection, store: NatsConnection, streams: JetStream) -> None:
-        self._core = core
-        self._store = store
-        self._streams = streams
-        self._buckets = KeyValue(streams)
+    def __init__(self, options: Sequence[LinkOptions], on_closed: Callable[[], None], api: ApiOptions) -> None:
+        closed = _Once(on_closed)
+        self._core, self._store = (NatsConnection(each, self._restored, closed) for each in options)
+        self._streams = JetStream(self._store, api)
+        self._buckets = KeyValue(self._streams)
         self._watches: set[Watch] = set()
         self._reconnect_callbacks: list[Callable[[], None]] = []
-        core.on_reconnect(self._reconnected)
-        store.on_reconnect(self._reconnected)
 
     @classmethod
     async def connect(
@@ -55,24 +54,21 @@ class NatsBus:
         `on_closed` is called once if there will never be a connection again (the broker refuses our credentials).
         `credentials` is the path of a NATS credentials file. `num_replicas` of the streams is 3 in a cluster."""
         urls = (servers,) if isinstance(servers, str) else tuple(servers)
-        closed = _Once(on_closed)
-        core, store = (
-            NatsConnection(
-                ConnectionOptions(urls, f"{name}-{role}", user, password, credentials, ping_interval_s), closed
-            )
+        options = [
+            LinkOptions(urls, f"{name}-{role}", user, password, credentials, ping_interval_s)
             for role in ("core", "store")
-        )
+        ]
+        bus = cls(options, on_closed, ApiOptions(request_timeout_s, num_replicas))
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(core.open(connect_timeout_s))
-                group.create_task(store.open(connect_timeout_s))
+                group.create_task(bus._core.open(connect_timeout_s))
+                group.create_task(bus._store.open(connect_timeout_s))
         except BaseException as error:
-            await core.close()
-            await store.close()
+            await bus.close()
             if isinstance(error, BaseExceptionGroup) and isinstance(error.exceptions[0], BusUnavailable):
                 raise error.exceptions[0] from None
             raise
-        return cls(core, store, JetStream(store, request_timeout_s, num_replicas))
+        return bus
 
     @property
     def is_connected(self) -> bool:
@@ -95,7 +91,7 @@ class NatsBus:
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append(callback)
 
-    def _reconnected(self) -> None:
+    def _restored(self) -> None:
         """One of the two is back. Callbacks may use both, so the last one calls them."""
         if not self.is_connected:
             return

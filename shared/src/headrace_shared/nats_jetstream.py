@@ -17,7 +17,8 @@ from headrace_shared.errors import (
     QueueFull,
     RevisionConflict,
 )
-from headrace_shared.nats_connection import NatsConnection, Reply
+from headrace_shared.nats_connection import NatsConnection
+from headrace_shared.nats_link import Incoming
 from headrace_shared.nats_pull import PullSlot
 from headrace_shared.subjects import ConsumerSpec, StreamSpec
 
@@ -65,11 +66,18 @@ def parse_ack_subject(subject: str) -> AckSubject:
     return AckSubject(tokens[2], delivered, stream_sequence, consumer_sequence, nanoseconds / 1e9, pending)
 
 
+class ApiOptions(NamedTuple):
+    timeout_s: float
+    """Of one request."""
+    num_replicas: int
+    """Of each stream."""
+
+
 class JetStream:
-    def __init__(self, connection: NatsConnection, timeout_s: float, num_replicas: int) -> None:
+    def __init__(self, connection: NatsConnection, options: ApiOptions) -> None:
         self._connection = connection
-        self._timeout_s = timeout_s
-        self._num_replicas = num_replicas
+        self._timeout_s = options.timeout_s
+        self._num_replicas = options.num_replicas
         self._idle_slots: dict[ConsumerSpec, list[PullSlot]] = {}
         """At most as many as pulls were ever under way at once."""
 
@@ -169,10 +177,10 @@ class JetStream:
 
     async def _read_batch(self, stream: str, subject: str, sequence: int, count: int) -> tuple[list[Message], bool]:
         """(messages, nothing is left)."""
-        done: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Incoming | None] = asyncio.get_running_loop().create_future()
         messages: list[Message] = []
 
-        def on_reply(reply: Reply | None) -> None:
+        def on_reply(reply: Incoming | None) -> None:
             if done.done():
                 return
             if reply is None or reply.status:
@@ -241,7 +249,7 @@ class JetStream:
             if time.monotonic() >= deadline:
                 return None
 
-    async def _pull_once(self, spec: ConsumerSpec, expires_s: float) -> Reply | None:
+    async def _pull_once(self, spec: ConsumerSpec, expires_s: float) -> Incoming | None:
         """A message, or a status, or None. Raises BusUnavailable. What arrives is returned or given back."""
         idle = self._idle_slots.setdefault(spec, [])
         slot = idle.pop() if idle else await PullSlot.open(self._connection, self.give_back)
@@ -299,7 +307,7 @@ def _error_of(answer: Mapping[str, Any], what: str, size: int = 0) -> BusError:
     return BusUnavailable(description)
 
 
-def _stored_message(reply: Reply) -> Message:
+def _stored_message(reply: Incoming) -> Message:
     """From a direct get. Raises BusUnavailable for a status, as when the broker is not ready."""
     headers = dict(reply.headers)
     if reply.status or "Nats-Sequence" not in headers:

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from headrace_shared.errors import BusUnavailable
-from headrace_shared.nats_connection import NatsConnection, NatsSubscription, Reply
+from headrace_shared.nats_connection import NatsConnection, NatsSubscription
+from headrace_shared.nats_link import Incoming
 
 
 class PullSlot:
@@ -15,7 +16,7 @@ class PullSlot:
         self._connection = connection
         self._give_back = give_back
         self._subscription: NatsSubscription | None = None
-        self._waiter: asyncio.Future[Reply | None] | None = None
+        self._waiter: asyncio.Future[Incoming | None] | None = None
 
     @classmethod
     async def open(cls, connection: NatsConnection, give_back: Callable[[str, float], None]) -> "PullSlot":
@@ -23,10 +24,10 @@ class PullSlot:
         slot._subscription = await connection.listen(None, slot._on_reply)
         return slot
 
-    async def pull(self, call: str, ask: bytes, timeout_s: float) -> Reply | None:
+    async def pull(self, call: str, ask: bytes, timeout_s: float) -> Incoming | None:
         """A message (it has `reply_to`), or a status, or None after `timeout_s`. Raises BusUnavailable."""
         assert self._subscription is not None and self._waiter is None, "one pull at a time"
-        waiter: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Incoming | None] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
         on_loss = self._connection.expect(self._on_reply)
         try:
@@ -49,13 +50,13 @@ class PullSlot:
             raise BusUnavailable("the connection broke")
         return reply
 
-    def _on_reply(self, reply: Reply | None) -> None:
+    def _on_reply(self, reply: Incoming | None) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(reply)
         elif reply is not None and reply.reply_to:
             self._give_back(reply.reply_to, 0.0)
 
 
-def _has_result(waiter: "asyncio.Future[Reply | None]") -> bool:
+def _has_result(waiter: "asyncio.Future[Incoming | None]") -> bool:
     """Something came in the same moment as the end of the wait."""
     return waiter.done() and not waiter.cancelled()

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from headrace_shared.bus import Entry, Message
 from headrace_shared.errors import BusError, BusUnavailable
-from headrace_shared.nats_connection import NatsConnection, Reply
+from headrace_shared.nats_connection import NatsConnection
 from headrace_shared.nats_jetstream import JetStream, parse_ack_subject
 from headrace_shared.nats_kv import entry_of, is_removal, stream_of, subject_of
+from headrace_shared.nats_link import Incoming
 from headrace_shared.tasks import end
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class Watch:
         }
         return {"stream_name": stream_of(self._bucket), "config": config, "action": "create"}
 
-    def _on_reply(self, reply: Reply | None) -> None:
+    def _on_reply(self, reply: Incoming | None) -> None:
         if self._broken:
             return
         self._heard.set()

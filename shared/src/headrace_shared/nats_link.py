@@ -1,0 +1,286 @@
+"""One link to the broker, kept for ever: the only module that imports nats.
+
+nats-py's own reconnecting is switched off. It keeps what was unsent and sends it after the outage (requests that
+were reported as failed would run), closes for good on most errors the server may report, waits without a bound for a
+hung peer, and comes back without jitter. So each nats-py client lives as long as its socket; when the socket breaks or
+the broker stops answering, the client is dropped with all it holds and a new one takes its place.
+
+Signs of life are messages that we send to ourselves through the broker: cancelling the wait for nats-py's own PONG
+kills its read loop. Misses are counted in ticks and not in seconds, so that a blocked event loop blames nobody.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import nats.aio.client
+import nats.errors
+
+from headrace_shared.bus_rules import HEADER_ROOM
+from headrace_shared.errors import BusUnavailable, OutcomeUnknown, PayloadTooLarge
+from headrace_shared.tasks import end
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_TIMEOUT_S = 2
+MIN_RETRY_S = 0.05
+MAX_RETRY_S = 1.0
+TICKS_PER_INTERVAL = 4
+SUSPECT_MISSES = 2
+"""Half an interval without an answer: not connected."""
+DEAD_MISSES = 7
+"""Nearly two intervals: the client is dropped and replaced."""
+DISPOSE_TIMEOUT_S = 1.0
+
+
+class LinkOptions(NamedTuple):
+    servers: tuple[str, ...]
+    name: str
+    user: str | None
+    password: str | None
+    credentials: str | None
+    """Path of a NATS credentials file."""
+    ping_interval_s: float
+
+
+class Incoming(NamedTuple):
+    """A message as it arrives. JetStream delivers under the message's own subject, `reply_to` is the ack subject."""
+
+    subject: str
+    reply_to: str
+    data: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def status(self) -> str:
+        """Of a message from the server itself, else empty."""
+        return self.headers.get("Status", "")
+
+
+class LinkUser(Protocol):
+    """Whoever sits on the link."""
+
+    async def link_up(self) -> None:
+        """On each new client, before it counts as connected: subscribe again."""
+        ...
+
+    async def link_down(self) -> None: ...
+
+    def link_restored(self) -> None:
+        """After an outage, or when messages were dropped."""
+        ...
+
+    def link_closed(self) -> None:
+        """There will never be a connection again."""
+        ...
+
+
+class NatsLink:
+    def __init__(self, options: LinkOptions, user: LinkUser) -> None:
+        self._options = options
+        self._user = user
+        self._client: Any = None
+        self._is_up = False
+        self._lost = asyncio.Event()
+        self._alive_subject = f"_INBOX.{secrets.token_hex(11)}"
+        self._heard_at = time.monotonic()
+        self._num_heard = 0
+        self.max_data = 0
+        self.max_headers = 0
+        self._keeper: asyncio.Task[None] | None = None
+        self._leftovers: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._is_up and self._client is not None and self._client.is_connected
+
+    @property
+    def disconnected_for_s(self) -> float:
+        return 0.0 if self.is_connected else time.monotonic() - self._heard_at
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What nats-py holds because the socket takes no more."""
+        return 0 if self._client is None else int(self._client.pending_data_size)
+
+    async def open(self, timeout_s: float) -> None:
+        """Connects, trying again for `timeout_s`. Raises BusUnavailable."""
+        await self._establish(time.monotonic() + timeout_s)
+        self._keeper = asyncio.create_task(self._keep(), name=f"nats-{self._options.name}")
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            await end(self._keeper)
+        await self._drop_client()
+        if self._leftovers:
+            await asyncio.wait(self._leftovers, timeout=DISPOSE_TIMEOUT_S)
+
+    async def send(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, reply_to: str = ""
+    ) -> None:
+        """Hands over to the socket at once; never waits in fact. Raises BusUnavailable, PayloadTooLarge."""
+        client = self._client
+        if client is None:
+            raise BusUnavailable("not connected to the broker")
+        try:
+            await client.publish(subject, data, reply_to, headers or None)
+        except nats.errors.MaxPayloadError as error:
+            raise PayloadTooLarge(len(data), client.max_payload) from error
+        except nats.errors.Error as error:
+            raise BusUnavailable(f"not connected to the broker: {type(error).__name__}") from error
+
+    async def subscribe(self, subject: str, handler: Callable[[Incoming], None]) -> Any:
+        """On the present client only; returns nats-py's subscription. Raises BusUnavailable."""
+        if self._client is None:
+            raise BusUnavailable("not connected to the broker")
+        try:
+            return await self._client.subscribe(subject, cb=self._deliver_to(handler))
+        except nats.errors.Error as error:
+            raise BusUnavailable(f"cannot subscribe: {type(error).__name__}") from error
+
+    async def unsubscribe(self, subscription: Any) -> None:
+        with contextlib.suppress(nats.errors.Error):  # it is gone with its client
+            await subscription.unsubscribe()
+
+    def _deliver_to(self, handler: Callable[[Incoming], None]) -> Callable[[Any], Awaitable[None]]:
+        async def deliver(message: Any) -> None:
+            self._num_heard += 1
+            self._heard_at = time.monotonic()
+            try:
+                handler(Incoming(message.subject, message.reply, message.data, message.headers or {}))
+            except Exception:
+                # A handler's fault costs one message, never the subscription.
+                log.exception("a handler failed", extra={"subject": message.subject})
+
+        return deliver
+
+    async def _keep(self) -> None:
+        """Watches the client and replaces it, for ever."""
+        try:
+            while True:
+                await self._watch_until_lost()
+                await self._drop_client()
+                await self._establish(math.inf)
+                log.info("connected to the broker again", extra={"connection": self._options.name})
+                self._user.link_restored()
+        except Exception:
+            # Whatever it is, nobody keeps the connection from here on: the process has to know.
+            log.exception("connection to the broker closed for good", extra={"connection": self._options.name})
+            await self._drop_client()
+            self._user.link_closed()
+
+    async def _watch_until_lost(self) -> None:
+        tick_s = self._options.ping_interval_s / TICKS_PER_INTERVAL
+        misses = 0
+        while misses < DEAD_MISSES:
+            num_heard = self._num_heard
+            with contextlib.suppress(BusUnavailable):
+                await self.send(self._alive_subject, b"")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(tick_s):
+                    await self._lost.wait()
+            if self._lost.is_set():
+                # Until now the broker could be heard, so this is when the outage began.
+                if self._is_up:
+                    self._heard_at = time.monotonic()
+                log.warning("lost the broker", extra={"connection": self._options.name})
+                return
+            misses = misses + 1 if self._num_heard == num_heard else 0
+            was_up, self._is_up = self._is_up, misses < SUSPECT_MISSES
+            if self._is_up and not was_up:
+                self._user.link_restored()
+        log.warning("the broker does not answer", extra={"connection": self._options.name})
+
+    async def _establish(self, deadline: float) -> None:
+        """A new client, trying until the deadline (monotonic). Raises BusUnavailable then, or at once if the broker
+        refuses who we are."""
+        retry_s = MIN_RETRY_S
+        servers = self._options.servers
+        while True:
+            self._client = nats.aio.client.Client()
+            self._lost.clear()
+            # A task of its own, since nats-py sometimes swallows a cancellation and goes on.
+            attempt = asyncio.create_task(self._attempt(self._client, random.choice(servers)))
+            try:
+                await asyncio.wait([attempt], timeout=2 * ATTEMPT_TIMEOUT_S)
+            finally:
+                await end(attempt)
+                if attempt.cancelled() or attempt.exception() is not None:
+                    await self._drop_client()
+            error = TimeoutError() if attempt.cancelled() else attempt.exception()
+            if error is None:
+                return
+            if not isinstance(error, OSError | nats.errors.Error | BusUnavailable | OutcomeUnknown):
+                raise error
+            log.debug("cannot connect: %r", error, extra={"connection": self._options.name})
+            if "authorization violation" in str(error).lower():
+                raise BusUnavailable(f"the broker at {', '.join(servers)} refuses our credentials") from error
+            if time.monotonic() > deadline:
+                raise BusUnavailable(f"no broker at {', '.join(servers)}") from error
+            await asyncio.sleep(random.uniform(MIN_RETRY_S, retry_s))
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    async def _attempt(self, client: Any, server: str) -> None:
+        async def on_client_closed() -> None:
+            if client is self._client:
+                self._lost.set()
+
+        options = self._options
+        await client.connect(
+            server,
+            name=options.name,
+            user=options.user,
+            password=options.password,
+            user_credentials=options.credentials,
+            closed_cb=on_client_closed,
+            error_cb=self._on_error,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=MIN_RETRY_S,
+            connect_timeout=ATTEMPT_TIMEOUT_S,
+            # Ours is the only watchdog.
+            ping_interval=3600,
+            # Publishing never waits: no forced flush. The bounds are the outbox and MAX_UNSENT_BYTES.
+            pending_size=0,
+            skip_subject_validation=True,
+        )
+        header_room = min(HEADER_ROOM, client.max_payload // 8)
+        self.max_data, self.max_headers = client.max_payload - header_room, header_room
+        await self.subscribe(self._alive_subject, lambda message: None)
+        await self._user.link_up()
+        self._heard_at = time.monotonic()
+        self._is_up = True
+
+    async def _drop_client(self) -> None:
+        """The client and all it holds are gone."""
+        client, self._client, self._is_up = self._client, None, False
+        if client is None:
+            return
+        await self._user.link_down()
+        # A plain close waits until a hung peer has read all, and then the unsent bytes would still execute.
+        writer = getattr(client._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+        task = asyncio.create_task(_close_client(client))
+        self._leftovers.add(task)
+        task.add_done_callback(self._leftovers.discard)
+        await asyncio.wait([task], timeout=DISPOSE_TIMEOUT_S)
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            # Messages were dropped: for their readers that is the same as an outage.
+            log.warning("a subscription is too slow", extra={"connection": self._options.name})
+            self._user.link_restored()
+        else:
+            log.debug("nats: %r", error, extra={"connection": self._options.name})
+
+
+async def _close_client(client: Any) -> None:
+    with contextlib.suppress(Exception):  # it is thrown away, whatever state it is in
+        await client.close()
