@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,13 +99,14 @@ class Client:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connect(cls, url: str) -> "AsyncIterator[Client]":
+    async def connect(cls, url: str, *, hears_tokens: bool = True) -> "AsyncIterator[Client]":
+        """Without `hears_tokens` only the endings are heard, so that a benchmark's client costs nothing."""
         bus = await NatsBus.connect(url, name="test-client", on_closed=lambda: None)
         client = cls(bus)
         try:
             for spec in (requests_stream(10_000, 1 << 30), TOKENS, CANCELS):
                 await bus.ensure_stream(spec)
-            await bus.subscribe(all_tokens_of(client.router), client._on_log)
+            await bus.subscribe(all_tokens_of(client.router), client._on_log if hears_tokens else client._on_any)
             await bus.subscribe(ALL_TELEMETRY, client._on_telemetry)
             yield client
         finally:
@@ -157,6 +158,10 @@ class Client:
         telemetry = self.telemetry.get(service_id)
         return None if telemetry is None else telemetry.gauges.get(name)
 
+    def _on_any(self, message: Message) -> None:
+        if len(message.data) < 120 and b"RequestEnded" in message.data:
+            self._on_log(message)
+
     def _on_log(self, message: Message) -> None:
         event: LogMessage = codec.decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union
         heard = self.requests.get(event.request_id)
@@ -190,8 +195,11 @@ class Deployment:
         self._log_dir = log_dir
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def scheduler(self, name: str = "scheduler-1", **settings: object) -> asyncio.subprocess.Process:
-        return await self._start("headrace_scheduler", name, {"health_port": -1, **settings}, {})
+    async def scheduler(
+        self, name: str = "scheduler-1", *, launcher: Sequence[str] = (), **settings: object
+    ) -> asyncio.subprocess.Process:
+        """`launcher`: a module that runs modules, with its arguments, such as a profiler."""
+        return await self._start("headrace_scheduler", name, {"health_port": -1, **settings}, {}, launcher)
 
     async def worker(
         self,
@@ -236,13 +244,23 @@ class Deployment:
         self.processes.clear()
 
     async def _start(
-        self, module: str, name: str, settings: dict[str, object], extra: dict[str, str]
+        self,
+        module: str,
+        name: str,
+        settings: dict[str, object],
+        extra: dict[str, str],
+        launcher: Sequence[str] = (),
     ) -> asyncio.subprocess.Process:
         settings = {"nats_url": self._server.url, "service_id": name, "model": MODEL, **settings}
         environ = {f"HEADRACE_{key.upper()}": str(value) for key, value in settings.items()}
         with (self._log_dir / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, env={**os.environ, **environ, **extra}, stderr=log
+                sys.executable,
+                *(["-m", *launcher] if launcher else []),
+                "-m",
+                module,
+                env={**os.environ, **environ, **extra},
+                stderr=log,
             )
         self.processes[name] = process
         return process

@@ -29,6 +29,8 @@ PULL_S = 1.0
 POLL_S = 0.02
 RETRY_S = 0.25
 MAX_CHOICES = 128
+MIN_BLOCK_SIZE = 4
+"""Smallest that a worker can be configured to."""
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _ROUTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -92,6 +94,10 @@ class Intake:
             await self._refuse(delivery, str(error))
             return
         request_id = request.request_id
+        if largest_message(request) > self._bus.max_payload:
+            log.error("request too large", request_id=request_id, num_bytes=len(delivery.data))
+            self._fail(delivery, request, "The prompt and its answer are too long.", code="context_length_exceeded")
+            return
         logs = None
         if delivery.num_delivered > 1:
             known = await read_log(self._bus, request.router, request_id)
@@ -109,7 +115,7 @@ class Intake:
         if result is AddResult.ADDED and delivery.num_delivered > self._max_deliveries:
             log.error("request given up", request_id=request_id, num_delivered=delivery.num_delivered)
             self._core().forget(request_id)
-            self._fail(delivery, request_id, request.router, "The request was interrupted too often.")
+            self._fail(delivery, request, "The request was interrupted too often.")
             return
         self._cancellations.on_added(request_id, delivery)
         self._wake()
@@ -154,13 +160,15 @@ class Intake:
         except ProtocolError:
             head = None
         if head is not None and _are_ids(head.request_id, head.router):
-            self._fail(delivery, head.request_id, head.router, "The request is not readable.")
+            self._fail(delivery, head, "The request is not readable.")
         else:
             await self._endings.acknowledge(delivery.ack_subject)
 
-    def _fail(self, delivery: Delivery, request_id: RequestId, router: RouterId, message: str) -> None:
-        event = RequestEnded(request_id=request_id, outcome=Outcome.FAILED, code="internal_error", message=message)
-        self._endings.end(EndedRequest(event, router, delivery.ack_subject, delivery.stream_sequence))
+    def _fail(
+        self, delivery: Delivery, request: Request | _RequestHead, message: str, code: str = "internal_error"
+    ) -> None:
+        event = RequestEnded(request_id=request.request_id, outcome=Outcome.FAILED, code=code, message=message)
+        self._endings.end(EndedRequest(event, request.router, delivery.ack_subject, delivery.stream_sequence))
 
 
 def _parse(data: bytes, model: str) -> Request:
@@ -175,6 +183,20 @@ def _parse(data: bytes, model: str) -> Request:
     if not 1 <= request.num_choices <= MAX_CHOICES or request.stop.max_tokens < 1:
         raise ProtocolError("the number of choices or tokens is out of range")
     return request
+
+
+def largest_message(request: Request) -> int:
+    """An upper bound of any message that describes one of its choices: an admission again after the last token but
+    one, or that in a snapshot. A request that cannot be described could never be handed over."""
+    num_tokens = len(request.prompt) // 4 + request.stop.max_tokens
+    return (
+        4096
+        + 4 * num_tokens
+        + 5 * (num_tokens // MIN_BLOCK_SIZE + 1)
+        + 4 * sum(len(key) + len(value) for key, value in request.trace.items())
+        + 16 * len(request.sampling.logit_bias)
+        + 5 * len(request.stop.stop_token_ids)
+    )
 
 
 def _are_ids(request_id: RequestId, router: RouterId) -> bool:

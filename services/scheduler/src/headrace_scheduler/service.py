@@ -139,8 +139,9 @@ class SchedulerService:
         """What waits goes back to the queue; the workers run on within their horizons until a peer adopts them."""
         self._intake.stop()
         await asyncio.wait((intake,))
-        self._give_back()
+        # First the leases: once a request is given back, no pass may place it any more.
         await self.fleet.release_all()
+        self._give_back()
         await self._endings.settle(SETTLE_S)
 
     async def _schedule(self) -> None:
@@ -154,8 +155,9 @@ class SchedulerService:
         now = self._clock()
         for worker_id, credit in decisions.credits.items():
             link = self.fleet.link(worker_id)
-            if link is not None:  # else a snapshot is on its way, which voids this credit
-                link.grant(credit, now)
+            if link is None:
+                continue  # a snapshot is on its way, which voids this credit
+            link.grant(credit, now)
             for admission in credit.admissions:
                 self._placed.add(admission.request.request_id)
         for ended in decisions.ended:

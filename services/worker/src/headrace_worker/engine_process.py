@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,9 +176,11 @@ def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine]") -> None:
         for data in frames:
             # Decoded here, while the main thread waits for the device.
             inbox.put(codec.decode(data, ToEngine))  # type: ignore[arg-type]  # a union is no class to mypy
-    finally:
-        # The parent is gone: nobody hears of what the device still computes.
-        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # The parent is gone: nobody hears of what the device still computes.
+    os._exit(0)
 
 
 def _die_with_parent() -> None:

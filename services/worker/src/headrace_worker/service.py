@@ -240,6 +240,7 @@ class WorkerService:
             telemetry.TOKENS_PER_S: tokens_per_s,
             telemetry.IS_CUDA: float(self._facts.device.startswith("cuda")),
             telemetry.DTYPE_BITS: 32.0 if self._facts.dtype == "float32" else 16.0,
+            "num_output_tokens": num_tokens,
             "num_stalled": mirror.num_stalled,
             "num_iterations": self._session.num_iterations,
             "batch_occupancy": min(1.0, num_running / self._facts.max_sequences),
