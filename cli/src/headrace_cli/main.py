@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
         return 0 if argv else EXIT_CONFIG
     name, rest = argv[0], argv[1:]
     if name in ("version", "--version", "-V"):
-        sys.stdout.write(f"headrace {metadata.version('headrace-cli')}\n")
+        sys.stdout.write(f"headrace {_version()}\n")
         return 0
     if name not in COMMANDS:
         sys.stderr.write(f"headrace: {name}: unknown command; one of {', '.join(COMMANDS)}\n")
@@ -48,3 +48,10 @@ def run(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _version() -> str:
+    try:
+        return metadata.version("headrace-cli")
+    except metadata.PackageNotFoundError:
+        return "of a source tree"

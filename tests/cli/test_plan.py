@@ -1,0 +1,69 @@
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from headrace_cli.plan import Plan, make_plan
+from headrace_cli.settings import UpSettings
+
+
+def plan(settings: UpSettings, environ: Mapping[str, str] | None = None, config: str = "") -> Plan:
+    return make_plan(settings, environ or {}, nats_url="nats://127.0.0.1:4", num_cores=8, config=config)
+
+
+def test_one_process_for_each_service() -> None:
+    made = plan(UpSettings())
+    assert [spec.name for spec in made.services] == ["router-1", "scheduler-1", "worker-1", "autoscaler-1"]
+    assert made.workers[0].command == (sys.executable, "-m", "headrace_worker")
+    assert all(spec.environ["HEADRACE_NATS_URL"] == "nats://127.0.0.1:4" for spec in made.services)
+
+
+def test_routers_take_ports_in_a_row() -> None:
+    made = plan(UpSettings(routers=3, port=9000, host="0.0.0.0"))
+    assert [(spec.port, spec.environ["HEADRACE_PORT"]) for spec in made.routers] == [
+        (9000, "9000"),
+        (9001, "9001"),
+        (9002, "9002"),
+    ]
+    assert made.routers[0].environ["HEADRACE_HOST"] == "0.0.0.0"
+
+
+def test_scheduler_and_worker_agree_on_the_name() -> None:
+    for settings, name in (
+        (UpSettings(), "smollm2-135m"),
+        (UpSettings(model="/models/tiny.gguf"), "tiny"),
+        (UpSettings(model="org/model"), "org/model"),
+        (UpSettings(model="/models/tiny.gguf", served_name="mine"), "mine"),
+    ):
+        made = plan(settings)
+        assert made.schedulers[0].environ["HEADRACE_MODEL"] == name
+        assert made.workers[0].environ["HEADRACE_SERVED_NAME"] == name
+        assert made.workers[0].environ["HEADRACE_MODEL"] == settings.model
+        assert made.workers[0].model == made.schedulers[0].model == name
+
+
+def test_workers_share_the_cores() -> None:
+    assert plan(UpSettings(workers=3)).workers[0].environ["HEADRACE_NUM_THREADS"] == "2"
+    assert plan(UpSettings(workers=20)).workers[0].environ["HEADRACE_NUM_THREADS"] == "1"
+    assert plan(UpSettings(workers=3, num_threads=5)).workers[0].environ["HEADRACE_NUM_THREADS"] == "5"
+
+
+def test_settings_of_services_come_from_the_environment() -> None:
+    environ = {"HEADRACE_TOKENS_PER_ITERATION": "99", "PATH": "/bin"}
+    worker = plan(UpSettings(device="cpu", max_sequences=3), environ).workers[0].environ
+    assert worker["HEADRACE_TOKENS_PER_ITERATION"] == "99" and worker["PATH"] == "/bin"
+    assert worker["HEADRACE_DEVICE"] == "cpu" and worker["HEADRACE_MAX_SEQUENCES"] == "3"
+    assert "HEADRACE_DTYPE" not in worker
+
+
+@pytest.mark.parametrize("config", ["/etc/headrace.yaml", "/etc/headrace.yaml#up"])
+def test_each_service_reads_its_own_section(config: str) -> None:
+    made = plan(UpSettings(), {"HEADRACE_CONFIG": "/other.yaml"}, config)
+    assert [spec.environ["HEADRACE_CONFIG"] for spec in made.services] == [
+        f"/etc/headrace.yaml#{service}" for service in ("router", "scheduler", "worker", "autoscaler")
+    ]
+    assert all("HEADRACE_CONFIG" not in spec.environ for spec in plan(UpSettings(), {"HEADRACE_CONFIG": "/x"}).services)
+
+
+def test_no_autoscaler() -> None:
+    assert plan(UpSettings(autoscaler=False)).autoscalers == []
