@@ -39,8 +39,13 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
     architecture, source = _open(files)
     context = min(architecture.context, config.context or architecture.context)
     num_blocks = config.num_blocks or _blocks_in(config.kv_cache_bytes, architecture, config.block_size, dtype)
+    if num_blocks < 1:
+        raise ConfigError(
+            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {config.block_size} tokens"
+        )
     if device.type == "cpu" or config.num_blocks:
-        _check_memory(architecture, num_blocks * config.block_size, dtype, device)
+        key = "num_blocks" if config.num_blocks else "kv_cache_bytes"
+        _check_memory(architecture, num_blocks * config.block_size, dtype, device, key)
     model = build_llama(
         architecture,
         source,
@@ -124,7 +129,9 @@ def _blocks_in(num_bytes: int, architecture: LlamaConfig, block_size: int, dtype
     return num_bytes // (block_size * architecture.kv_bytes_per_token(dtype.itemsize))
 
 
-def _check_memory(architecture: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+def _check_memory(
+    architecture: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device, cache_key: str
+) -> None:
     cache = num_positions * architecture.kv_bytes_per_token(dtype.itemsize)
     # Tied matrices are kept twice: rows for the embedding, packed for the head.
     tied = architecture.vocab_size * architecture.hidden_size if architecture.ties_embeddings else 0
@@ -134,7 +141,7 @@ def _check_memory(architecture: LlamaConfig, num_positions: int, dtype: torch.dt
     available = available_bytes(device)
     if available is not None and needed > available:
         raise ConfigError(
-            "kv_cache_bytes" if cache > weights else "model",
+            cache_key if cache > weights else "model",
             f"needs {_mib(needed)} of memory (weights {_mib(weights)}, KV cache {_mib(cache)}), "
             f"but only {_mib(available)} are available",
         )

@@ -13,10 +13,10 @@ class KVCache:
 
     Part 0 holds keys, part 1 values. One row is one head of one block in one piece: gathering rows gives [heads,
     positions, head_dim] without a transposition. The block after the last one (`null_block`) stays zero; padding points
-    there.
+    there. `pages` is the same memory as [layers, blocks, 2, num_kv_heads, block_size, head_dim].
 
-    Invariant: no position that a sequence has not written itself holds anything but finite numbers it was given by
-    `clear_after`, so that masked positions (weight 0) never bring in another sequence's NaN.
+    Attention multiplies what lies behind a sequence's end in its last block by 0, which leaves NaN as it is. So a block
+    is cleared when a sequence begins to fill it: nobody is hit by what an earlier owner left there.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class KVCache:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.null_block = num_blocks
-        self._pages = torch.zeros(
+        self.pages = torch.zeros(
             (num_layers, num_blocks + 1, 2, num_kv_heads, block_size, head_dim), dtype=dtype, device=device
         )
-        flat = self._pages.view(num_layers, -1, block_size * head_dim)
+        flat = self.pages.view(num_layers, -1, block_size * head_dim)
         self.layers: list[Tensor] = list(flat.unbind(0))
-        self._slots: list[Tensor] = list(self._pages.view(num_layers, -1, head_dim).unbind(0))
+        self._slots: list[Tensor] = list(self.pages.view(num_layers, -1, head_dim).unbind(0))
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
         """slots [tokens, 2 * num_kv_heads] (see `slot_offsets`), keys_values [tokens, 2 * num_kv_heads, head_dim]."""
@@ -49,14 +49,14 @@ class KVCache:
     def copy_blocks(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copies whole blocks, (source, destination), in every layer."""
         if copies:
-            sources = torch.tensor([source for source, _ in copies], device=self._pages.device)
-            destinations = torch.tensor([destination for _, destination in copies], device=self._pages.device)
-            self._pages[:, destinations] = self._pages[:, sources]
+            sources = torch.tensor([source for source, _ in copies], device=self.pages.device)
+            destinations = torch.tensor([destination for _, destination in copies], device=self.pages.device)
+            self.pages[:, destinations] = self.pages[:, sources]
 
     def clear_after(self, block_id: BlockId, offset: int) -> None:
         """Zeroes the positions of a block from `offset` on."""
-        self._pages[:, block_id, :, :, offset:] = 0
+        self.pages[:, block_id, :, :, offset:] = 0
 
     def clear_blocks(self, block_ids: Tensor) -> None:
         """Zeroes whole blocks."""
-        self._pages.index_fill_(1, block_ids, 0)
+        self.pages.index_fill_(1, block_ids, 0)

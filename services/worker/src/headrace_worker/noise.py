@@ -22,7 +22,8 @@ def uniforms(
     zeros = np.zeros_like(positions)
     words = philox(np.stack([positions, choices, zeros, zeros]), np.stack([seeds & _LOW_WORD, seeds >> _WORD_BITS]))
     bits = ((words[1] << _WORD_BITS) | words[0]) >> np.uint64(64 - _UNIFORM_BITS)
-    return np.ldexp(bits.astype(np.float64), -_UNIFORM_BITS)
+    fractions: NDArray[np.float64] = bits.astype(np.float64) * 2.0**-_UNIFORM_BITS
+    return fractions
 
 
 def philox(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:

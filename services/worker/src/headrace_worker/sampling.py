@@ -76,8 +76,8 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
         scores = rows.to(torch.float32, copy=True)
         wanting = [index for index, state in enumerate(chosen) if state.params.num_logprobs is not None]
         raw = F.log_softmax(scores[wanting], dim=-1) if wanting else None
-        adjusted = _adjust(scores, chosen)
-        drawn = _draw(scores, chosen) if adjusted or any(not state.is_greedy for state in chosen) else argmax(scores)
+        _adjust(scores, chosen)
+        drawn = _draw(scores, chosen)
         values = drawn.tolist()
         for row, token in zip(special, values, strict=True):
             tokens[row] = token
@@ -103,17 +103,13 @@ def argmax(scores: Tensor) -> Tensor:
     return chunk * CHUNK + within
 
 
-def _adjust(scores: Tensor, states: Sequence[SamplingState]) -> bool:
-    """Penalties, bias and forbidden tokens, in place. Says whether there were any."""
-    adjusted = False
+def _adjust(scores: Tensor, states: Sequence[SamplingState]) -> None:
+    """Penalties, bias and forbidden tokens, in place."""
     for row, state in enumerate(states):
         if state.penalties is not None:
             state.penalties.apply(scores[row])
-            adjusted = True
         if (forbidden := state.forbidden) is not None:
             scores[row, torch.from_numpy(forbidden).to(scores.device)] = -torch.inf
-            adjusted = True
-    return adjusted
 
 
 def _draw(scores: Tensor, states: Sequence[SamplingState]) -> Tensor:

@@ -31,8 +31,8 @@ class TorchEngine:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self._model = model
-        self._cache = cache
+        self.model = model
+        self.cache = cache
         self._device = device
         self._rotations = rotary_table(model.config, context).unsqueeze(1).to(device)
         self._attention: AttentionBackend = GatherAttention(cache, num_heads=model.config.num_heads, context=context)
@@ -58,13 +58,13 @@ class TorchEngine:
         return False
 
     def add(self, admission: Admission) -> None:
-        self._states[admission.sequence_id] = SamplingState(admission, self._model.config.vocab_size)
+        self._states[admission.sequence_id] = SamplingState(admission, self.model.config.vocab_size)
         with torch.inference_mode():
-            self._cache.copy_blocks(admission.copies)
-            offset = admission.num_cached % self._cache.block_size
+            self.cache.copy_blocks(admission.copies)
+            offset = admission.num_cached % self.cache.block_size
             if offset:
                 # What follows the shared part was the source's own.
-                self._cache.clear_after(admission.block_ids[admission.num_cached // self._cache.block_size], offset)
+                self.cache.clear_after(admission.block_ids[admission.num_cached // self.cache.block_size], offset)
 
     def remove(self, sequence_id: SequenceId) -> None:
         self._states.pop(sequence_id, None)
@@ -87,7 +87,7 @@ class TorchEngine:
     @torch.inference_mode()
     def logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
         """Computes an iteration up to the logits [slices that sample, vocab_size], in slice order."""
-        cache = self._cache
+        cache = self.cache
         inputs = build_inputs(
             slices,
             block_size=cache.block_size,
@@ -104,14 +104,14 @@ class TorchEngine:
             cache.write(layer, inputs.slots, keys_values)
             return prepared(layer, queries)
 
-        hidden = self._model.hidden_states(inputs.token_ids, self._rotations[inputs.positions], attend)
-        return self._model.logits(hidden[inputs.sampled_rows])
+        hidden = self.model.hidden_states(inputs.token_ids, self._rotations[inputs.positions], attend)
+        return self.model.logits(hidden[inputs.sampled_rows])
 
     def warm_up(self) -> None:
         """One full prompt chunk and one decoding step: lazy initialization must not delay the first request."""
         length = min(self._facts.tokens_per_iteration, self._facts.context - 1)
-        num_blocks = -(-(length + 1) // self._cache.block_size)
-        table = [BlockId(index) for index in range(min(num_blocks, self._cache.num_blocks))]
+        num_blocks = -(-(length + 1) // self.cache.block_size)
+        table = [BlockId(index) for index in range(min(num_blocks, self.cache.num_blocks))]
         nobody = SequenceId(-1)
         if length > 0:
             argmax(self.logits([SequenceSlice(nobody, 0, length, [0] * length, table, True)]))

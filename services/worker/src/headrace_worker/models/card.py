@@ -92,9 +92,9 @@ def _tokenizer_json(folder: Path) -> bytes:
         data = file.read_bytes()
         _loaded(data)
         return data
-    from transformers import AutoTokenizer  # Importing it takes a second, and most models do not need it.
-
     try:
+        from transformers import AutoTokenizer  # Takes a second, and most models do not need it.
+
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         return str(tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as error:  # Whatever a foreign file provokes in there, the user needs one line.

@@ -1,7 +1,7 @@
 """The tokenizer that a GGUF file describes, as tokenizer.json.
 
-Byte-level BPE is built here from the metadata, because importing transformers would double the time to start. What comes
-out equals transformers' own conversion, which is asked for every other kind.
+Byte-level BPE is built here from the metadata, because importing transformers would double the time to start. What
+comes out equals transformers' own conversion, which is asked for every other kind.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def gguf_tokenizer_json(path: Path, metadata: Mapping[str, Any]) -> bytes:
     if kind == "gpt2" and (pre_tokenizer in _PLAIN or pre_tokenizer in _SPLITS):
         try:
             return _byte_level(metadata, _SPLITS.get(pre_tokenizer))
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # The tokenizers library raises plain Exception.
             raise ConfigError("model", f"{path} describes no usable tokenizer: {error!r}") from error
     return _by_transformers(path)
 
@@ -64,9 +64,9 @@ def _byte_level(metadata: Mapping[str, Any], split: str | None) -> bytes:
 
 
 def _by_transformers(path: Path) -> bytes:
-    from transformers import AutoTokenizer  # Importing it takes a second, and most models do not need it.
-
     try:
+        from transformers import AutoTokenizer  # Takes a second, and most models do not need it.
+
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
         return str(tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as error:  # Whatever a foreign file provokes in there, the user needs one line.
