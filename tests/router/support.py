@@ -13,8 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from headrace_router.service import RouterService
 from headrace_router.settings import RouterSettings
 from headrace_router.web_server import listen
-from headrace_shared.bus import Delivery, Message
+from headrace_shared.bus import Bus, Delivery, Message
 from headrace_shared.codec import decode, encode, unpack_ids
+from headrace_shared.errors import BusError
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import (
     Cancel,
@@ -103,7 +104,7 @@ Script = Callable[["ScriptedWorker", Request], Awaitable[None]]
 class ScriptedWorker:
     """Scheduler and worker in one: pulls requests and lets a script answer each."""
 
-    def __init__(self, bus: MemoryBus, script: Script, model: str = MODEL) -> None:
+    def __init__(self, bus: Bus, script: Script, model: str = MODEL) -> None:
         self.bus = bus
         self._script = script
         self._spec = requests_consumer(model, Lane.INTERACTIVE)
@@ -113,17 +114,23 @@ class ScriptedWorker:
         self.requests: list[Request] = []
         self.cancels: list[Cancel] = []
         self.is_taking = True
+        self.has_started = False
 
     async def run(self) -> None:
         subscription = await self.bus.subscribe(ALL_CANCELS, self._on_cancel)
         greeter = asyncio.create_task(self._greet())
         await self.bus.ensure_consumer(self._spec)
+        self.has_started = True
         try:
             while True:
                 if not self.is_taking:
                     await asyncio.sleep(0.01)
                     continue
-                delivery = await self.bus.pull(self._spec, 0.05)
+                try:
+                    delivery = await self.bus.pull(self._spec, 0.05)
+                except BusError:
+                    await asyncio.sleep(0.05)
+                    continue
                 if delivery is None:
                     continue
                 request = decode(delivery.data, Request)
@@ -202,7 +209,7 @@ class ScriptedWorker:
                 max_sequences=16,
                 tokens_per_iteration=256,
             )
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BusError):
                 self.bus.publish(hello_subject(self._model, WorkerId("worker-1")), encode(hello))
             await asyncio.sleep(0.1)
 
@@ -229,19 +236,25 @@ def says(text: str, finish: FinishReason = FinishReason.STOP, pause_s: float = 0
 class Router(NamedTuple):
     client: httpx.AsyncClient
     worker: ScriptedWorker
-    bus: MemoryBus
+    bus: Bus
     broker: MemoryBroker
+    """Of the in-memory buses; unused where others are given."""
     service: Service
     port: int
 
 
 @contextlib.asynccontextmanager
 async def running_router(
-    script: Script, *, card: ModelCard | None = None, settings: RouterSettings | None = None, has_worker: bool = True
+    script: Script,
+    *,
+    card: ModelCard | None = None,
+    settings: RouterSettings | None = None,
+    has_worker: bool = True,
+    buses: tuple[Bus, Bus] | None = None,
 ) -> AsyncIterator[Router]:
     settings = settings or RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0)
     broker = MemoryBroker()
-    bus, worker_bus = MemoryBus(broker), MemoryBus(broker)
+    bus, worker_bus = buses or (MemoryBus(broker), MemoryBus(broker))
     card = card or make_card()
     await store_card(worker_bus, card)
     service = Service("router")
@@ -250,11 +263,13 @@ async def running_router(
     worker = ScriptedWorker(worker_bus, script, card.model)
     router = RouterService(settings)
     running = asyncio.create_task(service.run(lambda own: router.serve(own, bus, listener), settings.drain_timeout_s))
-    await until(lambda: "REQUESTS" in broker.streams)
-    working = asyncio.create_task(worker.run()) if has_worker else None
+    working: asyncio.Task[None] | None = None
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20.0, trust_env=False) as client:
             await _until_model(client)
+            if has_worker:
+                working = asyncio.create_task(worker.run())
+                await until(lambda: worker.has_started)
             yield Router(client, worker, bus, broker, service, port)
         service.drain()
         await asyncio.wait_for(running, 10.0)

@@ -166,7 +166,8 @@ async def test_an_empty_prompt_starts_from_the_beginning_of_text_token() -> None
         for prompt in ("", [""]):
             reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
             assert reply.json()["usage"]["prompt_tokens"] == 1
-        for bad in ([], [[]]):
+        empty: list[Any] = [[], [[]]]
+        for bad in empty:
             reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": bad})
             assert_refused(reply, 400, "prompt")
 

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from headrace_router.detokenization import Detokenizer, build_vocabulary
 from headrace_shared.errors import ProtocolError
-from tests.router.support import byte_ids, byte_level_tokenizer
+from tests.router.support import byte_ids, byte_level_tokenizer, token_id
 
 TOKENIZER = byte_level_tokenizer()
 VOCABULARY = build_vocabulary(TOKENIZER.to_str().encode())
@@ -43,7 +43,7 @@ def test_no_broken_character_in_between(text: str) -> None:
 @given(st.lists(st.sampled_from(["▁", "▁the", "▁a", "th", "e", "ř", "▁🦉"]), max_size=20), st.text(max_size=8))
 def test_sentencepiece_with_byte_fallback(pieces: list[str], text: str) -> None:
     tokenizer = sentencepiece_tokenizer()
-    ids = [tokenizer.token_to_id(piece) for piece in pieces] + [3 + byte for byte in text.encode()]
+    ids = [token_id(tokenizer, piece) for piece in pieces] + [3 + byte for byte in text.encode()]
     detokenizer = Detokenizer(build_vocabulary(tokenizer.to_str().encode()))
     assert "".join(detokenizer.push(i) for i in ids) + detokenizer.flush() == tokenizer.decode(ids)
 
@@ -58,7 +58,7 @@ def test_an_unfinished_character_at_the_end_becomes_one_replacement() -> None:
 def test_an_added_token_with_a_space_keeps_it() -> None:
     tokenizer = byte_level_tokenizer(("<|a b|>", "ř"))
     vocabulary = build_vocabulary(tokenizer.to_str().encode())
-    ids = [tokenizer.token_to_id("<|a b|>"), tokenizer.token_to_id("ř")]
+    ids = [token_id(tokenizer, "<|a b|>"), token_id(tokenizer, "ř")]
     assert b"".join(map(vocabulary.bytes_of, ids)).decode() == tokenizer.decode(ids, skip_special_tokens=False)
 
 

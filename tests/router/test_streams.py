@@ -8,6 +8,7 @@ import pytest
 from headrace_router.settings import RouterSettings
 from headrace_shared.bus import Message
 from headrace_shared.codec import encode
+from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import FinishReason, Outcome, Request, TokenFrame
 from headrace_shared.subjects import tokens_subject
 from tests.router.support import (
@@ -165,6 +166,7 @@ async def test_a_gap_is_repaired_from_the_log() -> None:
     def lose(worker: ScriptedWorker, request: Request, frame: TokenFrame) -> None:
         """Into the log, past the subscribers."""
         subject = tokens_subject(request.router, request.request_id)
+        assert isinstance(worker.bus, MemoryBus)
         worker.bus.broker.streams["TOKENS"].append(Message(subject, encode(frame)))
 
     async def script(worker: ScriptedWorker, request: Request) -> None:

@@ -17,10 +17,11 @@ from headrace_router.metrics import RouterMetrics
 from headrace_router.models import Models
 from headrace_router.routes import Parts
 from headrace_router.settings import RouterSettings
+from headrace_router.streams import StreamKeeper
 from headrace_router.tokenization import PromptPool
 from headrace_router.web_server import WebServer, listen, make_server
 from headrace_shared.bus import Bus
-from headrace_shared.errors import BusError, Overloaded
+from headrace_shared.errors import Overloaded
 from headrace_shared.messages import RouterId
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
@@ -31,7 +32,6 @@ log = structlog.get_logger(__name__)
 
 CUT_S = 2.0
 """Before the end of the drain time, what is still running is told that it ends."""
-_RETRY_S = 0.5
 
 
 class RouterService:
@@ -58,7 +58,9 @@ class RouterService:
     async def serve(self, service: Service, bus: Bus, listener: socket.socket) -> None:
         """Serves on `listener` until the service drains and the answers are finished."""
         settings = self._settings
-        await self._ensure_streams(bus)
+        queue = requests_stream(settings.queue_max_messages, settings.queue_max_bytes)
+        streams = StreamKeeper(bus, (queue, TOKENS, CANCELS))
+        await streams.start()
         router = RouterId(service.id)
         table = InFlightTable(bus, router)
         await table.start()
@@ -89,6 +91,7 @@ class RouterService:
         server = make_server(
             app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
         )
+        service.spawn(streams.run(), "streams")
         service.spawn(models.follow(bus), "models")
         service.spawn(
             service.report(bus, lambda: service.not_ready() or "ready", lambda: {NUM_IN_FLIGHT: float(len(table))}),
@@ -125,20 +128,6 @@ class RouterService:
                 log.warning("cutting what is still running", num_requests=len(table))
                 table.fail_all(Overloaded("The server is shutting down.", retry_after_s=1.0, code="draining"))
         await serving
-
-    async def _ensure_streams(self, bus: Bus) -> None:
-        """Whoever starts first makes the streams; while the broker is busy starting we keep trying."""
-        streams = (requests_stream(self._settings.queue_max_messages, self._settings.queue_max_bytes), TOKENS, CANCELS)
-        for attempt in range(20):
-            try:
-                for stream in streams:
-                    await bus.ensure_stream(stream)
-                return
-            except BusError as error:
-                if attempt == 19:
-                    raise
-                log.warning("streams are not ready", error=str(error))
-                await asyncio.sleep(_RETRY_S)
 
 
 def _call_settings(settings: RouterSettings) -> CallSettings:
