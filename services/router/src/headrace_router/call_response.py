@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from starlette.datastructures import Headers
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace_router.bodies import BodyLimits, ClientGone, read_json_body, shown_request_id
-from headrace_router.calls import Call, ClientStuck, new_request_id
+from headrace_router.calls import Call, new_request_id
 from headrace_router.http_errors import error_response, to_request_error
 from headrace_router.metrics import RouterMetrics
 from headrace_shared.errors import BusError, RequestError
@@ -21,10 +21,35 @@ log = structlog.get_logger(__name__)
 Answer = Callable[[Call, bytes], Awaitable[None]]
 
 
+class ClientLimits(NamedTuple):
+    body: BodyLimits
+    send_timeout_s: float
+    """A client that takes nothing for so long is cut off."""
+
+
+class ClientStuck(Exception):
+    """The client keeps the connection and reads nothing."""
+
+
+class _Channel:
+    """The way to the client, and since when it has been blocked."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_started = False
+        self.sending_since: float | None = None
+
+    async def send(self, message: Message) -> None:
+        self.has_started = True
+        self.sending_since = time.monotonic()
+        await self._send(message)
+        self.sending_since = None
+
+
 class CallResponse(Response):
     """Not a StreamingResponse: that one looks at its client only while streaming."""
 
-    def __init__(self, answer: Answer, limits: BodyLimits, metrics: RouterMetrics) -> None:
+    def __init__(self, answer: Answer, limits: ClientLimits, metrics: RouterMetrics) -> None:
         self._answer = answer
         self._limits = limits
         self._metrics = metrics
@@ -34,18 +59,12 @@ class CallResponse(Response):
         headers = Headers(scope=scope)
         request_id = new_request_id()
         shown_id = shown_request_id(headers, request_id)
-        has_started = False
-
-        async def counted_send(message: Message) -> None:
-            nonlocal has_started
-            has_started = True
-            await send(message)
-
+        channel = _Channel(send)
         try:
             arrived_at = time.monotonic()
-            body = await read_json_body(headers, receive, self._limits)
-            call = Call(request_id, shown_id, headers, counted_send, arrived_at)
-            await self._run(call, body, receive)
+            body = await read_json_body(headers, receive, self._limits.body)
+            call = Call(request_id, shown_id, headers, channel.send, arrived_at)
+            await self._run(call, body, receive, channel)
         except ClientGone:
             self._metrics.client_gone()
         except ClientStuck:
@@ -53,7 +72,7 @@ class CallResponse(Response):
             self._metrics.client_gone()
             log.warning("client reads nothing; cut off", request_id=request_id)
         except Exception as error:
-            if has_started:
+            if channel.has_started:
                 raise
             known = to_request_error(error)
             self._metrics.refused(known.code)
@@ -62,13 +81,19 @@ class CallResponse(Response):
             response = error_response(known, headers={"x-request-id": shown_id} | _closing(known.code))
             await response(scope, receive, send)
 
-    async def _run(self, call: Call, body: bytes, receive: Receive) -> None:
+    async def _run(self, call: Call, body: bytes, receive: Receive, channel: _Channel) -> None:
         work = asyncio.ensure_future(self._answer(call, body))
         gone = asyncio.ensure_future(_until_disconnected(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise ClientGone
+            # One look now and then is cheaper than a timer around each token.
+            period_s = self._limits.send_timeout_s / 4
+            while not work.done():
+                await asyncio.wait((work, gone), timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done() and not work.done():
+                    raise ClientGone
+                since = channel.sending_since
+                if since is not None and time.monotonic() - since > self._limits.send_timeout_s:
+                    raise ClientStuck
         finally:
             gone.cancel()
             work.cancel()

@@ -1,6 +1,5 @@
 """The two generating endpoints: from a body to the last byte of the answer."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Mapping
@@ -41,7 +40,6 @@ class CallSettings(NamedTuple):
     limits: Limits
     max_inflight: int
     ping_interval_s: float
-    send_timeout_s: float
 
 
 class Call(NamedTuple):
@@ -223,16 +221,7 @@ class Caller:
         await call.send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def _send_body(self, call: Call, data: bytes, *, is_last: bool = False) -> None:
-        """Raises ClientStuck if the client takes nothing for too long."""
-        try:
-            async with asyncio.timeout(self._settings.send_timeout_s):
-                await call.send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        except TimeoutError:
-            raise ClientStuck from None
-
-
-class ClientStuck(Exception):
-    """The client keeps the connection and reads nothing."""
+        await call.send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 
 class _StreamFailed(Exception):

@@ -83,14 +83,12 @@ class Canceller:
             await self._publish(Cancel(request_id=request.request_id, reason=reason))
             if queued.has_started or queued.stream_sequence is None:
                 return
-            await heard.wait(GRACE_S)
-            if heard.take():
+            if await self._is_answered(heard):
                 return
             stream = requests_consumer(request.model, request.lane).stream
             if not await self._bus.delete(stream, queued.stream_sequence):
                 return
-            await heard.wait(GRACE_S)
-            if heard.take():
+            if await self._is_answered(heard):
                 return
             ended = RequestEnded(request_id=request.request_id, outcome=_OUTCOMES[reason])
             self._bus.publish(tokens_subject(request.router, request.request_id), encode(ended))
@@ -98,7 +96,15 @@ class Canceller:
             # The tombstone is there; whoever pulls the request will end it.
             log.warning("queued request not deleted", request_id=request.request_id, error=str(error))
         finally:
+            heard.close()
             unregister()
+
+    async def _is_answered(self, heard: Mailbox) -> bool:
+        """Whether the request's owner says something within the grace."""
+        until = asyncio.get_running_loop().time() + GRACE_S
+        while not (answers := heard.take()) and asyncio.get_running_loop().time() < until:
+            await heard.wait(until)
+        return bool(answers)
 
     async def _publish(self, cancel: Cancel) -> None:
         """Raises the last BusError after GIVE_UP_S."""

@@ -105,12 +105,13 @@ class Generation:
         self._last_event_at = self._now()
         self._repair_at: float | None = None
         self._num_repairs = 0
+        self._num_open = sum(len(prompt.choices) for prompt in prompts)
         self._failure: RequestError | None = None
         self._reason = CancelReason.CLIENT
 
     @property
     def is_complete(self) -> bool:
-        return all(prompt.is_complete for prompt in self._prompts)
+        return self._num_open == 0
 
     @property
     def usage(self) -> Usage:
@@ -150,7 +151,7 @@ class Generation:
                 continue
             if self._now() >= until:
                 return []
-            await self._mailbox.wait(min(until, self._next_alarm()) - self._now())
+            await self._mailbox.wait(min(until, self._next_alarm()))
 
     def _absorb(self, messages: Sequence[LogMessage]) -> list[ChoiceDelta]:
         deltas = []
@@ -180,6 +181,7 @@ class Generation:
         choice = prompt.choices[frame.choice]
         delta = choice.push(frame)
         if choice.finish is not None:
+            self._num_open -= 1
             prompt.cursors[frame.choice].is_finished = True
             if frame.finish is None:  # by a stop string: the worker does not know yet
                 self._canceller.stop_choice(prompt.request, frame.choice)
@@ -310,6 +312,7 @@ class Generation:
             delay_s = min(1.0, 2 * delay_s)
 
     def _close(self) -> None:
+        self._mailbox.close()
         for unregister in self._unregister:
             unregister()
         for prompt in self._prompts:

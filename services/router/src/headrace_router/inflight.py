@@ -26,6 +26,7 @@ class Mailbox:
         self._messages: deque[LogMessage] = deque()
         self._capacity = capacity
         self._waiter: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self.has_overflowed = False
         """The reader was too slow, and something was dropped."""
         self.may_have_missed = False
@@ -58,18 +59,32 @@ class Mailbox:
         """Whether an event of this request has come and not been taken."""
         return any(message.request_id == request for message in self._messages)
 
-    async def wait(self, timeout_s: float) -> None:
-        """Until there is something new, or the time is up."""
+    async def wait(self, until: float) -> None:
+        """Until there is something new, at most until this time of the event loop. May return early."""
         if self._messages or self.has_overflowed or self.may_have_missed or self.failure:
             return
         loop = asyncio.get_running_loop()
+        if self._alarm is None or self._alarm.when() > until:
+            # An earlier alarm is left as it is: setting one for each token would cost more than waking up in vain.
+            self._stop_alarm()
+            self._alarm = loop.call_at(until, self._ring)
         self._waiter = loop.create_future()
-        timer = loop.call_later(max(0.0, timeout_s), self._wake)
         try:
             await self._waiter
         finally:
-            timer.cancel()
             self._waiter = None
+
+    def close(self) -> None:
+        self._stop_alarm()
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._wake()
+
+    def _stop_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

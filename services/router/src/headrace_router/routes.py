@@ -7,8 +7,8 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from headrace_router.bodies import BodyLimits, read_json_body
-from headrace_router.call_response import CallResponse
+from headrace_router.bodies import read_json_body
+from headrace_router.call_response import CallResponse, ClientLimits
 from headrace_router.calls import Caller
 from headrace_router.http_errors import json_response
 from headrace_router.metrics import RouterMetrics
@@ -28,7 +28,7 @@ class Parts(NamedTuple):
     models: Models
     pool: PromptPool
     metrics: RouterMetrics
-    body_limits: BodyLimits
+    limits: ClientLimits
     not_ready: Callable[[], str | None]
 
 
@@ -37,11 +37,11 @@ def make_router(parts: Parts) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
     async def chat_completions() -> Response:
-        return CallResponse(parts.caller.chat, parts.body_limits, parts.metrics)
+        return CallResponse(parts.caller.chat, parts.limits, parts.metrics)
 
     @router.post("/v1/completions", openapi_extra=_takes(CompletionBody))
     async def completions() -> Response:
-        return CallResponse(parts.caller.completion, parts.body_limits, parts.metrics)
+        return CallResponse(parts.caller.completion, parts.limits, parts.metrics)
 
     @router.get("/v1/models")
     async def list_models() -> Response:
@@ -88,7 +88,7 @@ def make_router(parts: Parts) -> APIRouter:
         return json_response({"version": _version()})
 
     async def _body(request: Request) -> bytes:
-        return await read_json_body(request.headers, request.receive, parts.body_limits)
+        return await read_json_body(request.headers, request.receive, parts.limits.body)
 
     return router
 

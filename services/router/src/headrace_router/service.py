@@ -9,6 +9,7 @@ import structlog
 
 from headrace_router.app import make_app
 from headrace_router.bodies import BodyLimits
+from headrace_router.call_response import ClientLimits
 from headrace_router.calls import Caller, CallSettings
 from headrace_router.cancellation import Canceller
 from headrace_router.generation import Limits
@@ -87,7 +88,8 @@ class RouterService:
             return None
 
         body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
-        app = make_app(Parts(caller, models, pool, metrics, body_limits, service.not_ready))
+        limits = ClientLimits(body_limits, settings.send_timeout_s)
+        app = make_app(Parts(caller, models, pool, metrics, limits, service.not_ready))
         server = make_server(
             app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
         )
@@ -137,4 +139,4 @@ def _call_settings(settings: RouterSettings) -> CallSettings:
         publish_timeout_s=settings.publish_timeout_s,
         buffer=settings.stream_buffer,
     )
-    return CallSettings(limits, settings.max_inflight, settings.ping_interval_s, settings.send_timeout_s)
+    return CallSettings(limits, settings.max_inflight, settings.ping_interval_s)
