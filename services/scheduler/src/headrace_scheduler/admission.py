@@ -84,10 +84,10 @@ class Admitter:
         matches: dict[WorkerId, PrefixMatch] = {}
         candidates: list[Candidate] = []
         for worker_id, ledger in self._workers.items():
-            # Whoever runs short of blocks comes before anybody new.
+            # Where a running sequence is short of blocks none is free: spare the look.
             if not ledger.accepting or ledger.short or len(ledger.running) >= ledger.facts.max_sequences:
                 continue
-            if reserved is not None and reserved[1] == worker_id and reserved[0] is not sequence:
+            if reserved is not None and reserved[1] == worker_id and reserved[0].order < sequence.order:
                 continue
             if not ledger.could_ever_hold(sequence.request):
                 continue

@@ -61,9 +61,10 @@ class Adoption(NamedTuple):
     """What a snapshot taught us."""
 
     adopted: tuple[RequestId, ...]
-    """Requests that were unknown before. Where the log already holds the predecessor's RequestEnded, `forget` them."""
+    """Requests that were unknown before. Read their logs, before the next `schedule` if possible: `forget` those whose
+    log already holds the predecessor's RequestEnded, `restore` the others, and look for tombstones of cancels."""
     incomplete: tuple[RequestId, ...]
-    """Requests with choices of which nothing is known. `restore` them from the token log, else they never end."""
+    """Those of them with choices of which nothing is known: without `restore` they never end."""
 
 
 @dataclass(slots=True)

@@ -125,10 +125,21 @@ class Registry:
         request.code, request.message, request.detail = code, message, detail
         self.end_all(request, Outcome.FAILED)
 
-    def forget(self, request: OwnedRequest) -> None:
-        """Drops a request without a terminal event."""
-        self.end_all(request, Outcome.CANCELLED)
-        self.ended.pop()
+    def forget(self, request_id: RequestId) -> EndedRequest | None:
+        """Drops a request without a terminal event. Returns the event that will not be."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self.end_all(request, Outcome.CANCELLED)
+        position = self._find_pending(request_id)
+        return None if position is None else self.ended.pop(position)
+
+    def replace_pending_ack(self, request_id: RequestId, ack_subject: str) -> bool:
+        """A message was delivered again between the end of its request and the event. False if no event is pending."""
+        position = self._find_pending(request_id)
+        if position is None:
+            return False
+        self.ended[position] = self.ended[position]._replace(ack_subject=ack_subject)
+        return True
 
     def check_integrity(self) -> None:
         """Raises AssertionError where states, lists and counts disagree."""
@@ -153,6 +164,9 @@ class Registry:
         assert not waiting, "a sequence waits whose request is not ours"
         assert num_unplaced == self.num_unplaced, (num_unplaced, self.num_unplaced)
         assert len(self._remembered) <= MAX_REMEMBERED, len(self._remembered)
+
+    def _find_pending(self, request_id: RequestId) -> int | None:
+        return next((i for i, ended in enumerate(self.ended) if ended.event.request_id == request_id), None)
 
     def _close(self, request: OwnedRequest) -> None:
         outcome = request.outcome()

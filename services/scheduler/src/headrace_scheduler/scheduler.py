@@ -4,6 +4,7 @@ The shell calls the event methods as things happen and `schedule` after each bat
 returns. Each event method leaves every structure consistent (`check_integrity`), and none raises for what may happen.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from headrace_scheduler.admission import Admitter
@@ -21,6 +22,7 @@ from headrace_scheduler.decisions import (
 from headrace_scheduler.ledger import Stay, WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import OwnedRequest, SequenceState
+from headrace_scheduler.sequence import Sequence as Choice
 from headrace_shared.messages import (
     CancelReason,
     Outcome,
@@ -62,17 +64,18 @@ class Scheduler:
         decided for it but not yet fetched by `schedule` is void, and sequences that it does not hold are placed anew.
         """
         old = self._workers.pop(worker_id, None)
-        if old is not None:
-            self._abandon(old)
         config = self._config
         ledger = WorkerLedger(facts, config.horizon_blocks, config.prefix_caching, block_tables(snapshot))
+        if old is not None:
+            self._abandon(old)
+            ledger.accepting = old.accepting
         self._workers[worker_id] = ledger
         new = adopt(self._registry, ledger, snapshot)
         self._admitter.see(item.admission.sequence_id for item in snapshot)
         for request in new:
             self._registry.unpark(request)
         self._registry.may_admit = True
-        ids = [request.request.request_id for request in new if request.num_open]
+        ids = [request.request.request_id for request in new]
         incomplete = [request.request.request_id for request in new if request.in_state(SequenceState.UNKNOWN)]
         return Adoption(tuple(ids), tuple(incomplete))
 
@@ -101,8 +104,8 @@ class Scheduler:
         logs: Mapping[int, ChoiceLog] | None = None,
     ) -> AddResult:
         """A message of the queue. `logs` (by choice) is needed when `num_delivered` > 1: choices absent from it start
-        afresh. For a known request its ack subject is replaced, and choices of which nothing is known are restored
-        from `logs` if given. A Cancel that came earlier is not remembered here: look for its tombstone after this."""
+        afresh. For a known request its ack subject is replaced, and `logs`, if given, are taken as by `restore`. A
+        Cancel that came earlier is not remembered here: look for its tombstone after this."""
         known = self._registry.requests.get(request.request_id)
         if known is not None:
             known.ack_subject = ack_subject
@@ -110,14 +113,16 @@ class Scheduler:
                 self._restore(known, logs)
             return AddResult.KNOWN
         if self._registry.has_ended(request.request_id):
-            return AddResult.ENDED
+            is_pending = self._registry.replace_pending_ack(request.request_id, ack_subject)
+            return AddResult.KNOWN if is_pending else AddResult.ENDED
         base_attempt = (max(1, num_delivered) - 1) * ATTEMPTS_PER_DELIVERY
         owned = self._registry.own(request, ack_subject, stream_sequence, base_attempt)
         self._restore(owned, logs or {})
         return AddResult.ADDED
 
     def restore(self, request_id: RequestId, logs: Mapping[int, ChoiceLog], now: float) -> None:
-        """Tells what the log knows of an incompletely adopted request; choices absent from `logs` start afresh."""
+        """Tells what the log knows of an adopted request. A choice whose log has a later attempt than the adopted one
+        is placed anew (or has finished); unknown choices that are absent from `logs` start afresh."""
         request = self._registry.requests.get(request_id)
         if request is not None:
             self._restore(request, logs)
@@ -125,11 +130,8 @@ class Scheduler:
     def forget(self, request_id: RequestId) -> tuple[str, int] | None:
         """Drops a request without a terminal event, since its log already has one. Returns ack subject and stream
         sequence if it was known, for the acknowledgement."""
-        request = self._registry.requests.get(request_id)
-        if request is None:
-            return None
-        self._registry.forget(request)
-        return request.ack_subject, request.stream_sequence
+        ended = self._registry.forget(request_id)
+        return None if ended is None else (ended.ack_subject, ended.stream_sequence)
 
     def cancel(self, request_id: RequestId, choice: int | None, reason: CancelReason, now: float) -> None:
         """Ends a choice, or all that are open. Idempotent; unknown ids are no error."""
@@ -247,17 +249,30 @@ class Scheduler:
         return requests
 
     def _restore(self, request: OwnedRequest, logs: Mapping[int, ChoiceLog]) -> None:
-        """The first unknown choice waits, the others wait for it to compute the prompt."""
-        for sequence in request.in_state(SequenceState.UNKNOWN):
+        """Fits what the log knows into every open choice. Of the unknown ones the first waits, and the others wait for
+        it to compute the prompt."""
+        for sequence in request.sequences:
             log = logs.get(sequence.choice)
-            if log is not None:
-                sequence.output.extend(log.output)
-                sequence.begin_attempt(log.attempt)
-                if log.finish is not None:
-                    self._registry.end(sequence, Outcome.FINISHED)
-                    continue
-            self._registry.park(sequence)
+            if sequence.state is SequenceState.ENDED:
+                continue
+            if log is not None and (sequence.last_attempt is None or log.attempt > sequence.last_attempt):
+                self._catch_up(sequence, log)
+            if sequence.state is SequenceState.UNKNOWN:
+                self._registry.park(sequence)
         self._registry.unpark(request)
+
+    def _catch_up(self, choice: Choice, log: ChoiceLog) -> None:
+        """The log has a later attempt than we know of. Routers listen to no earlier one: a stay of such is stopped."""
+        stay = choice.stay
+        if choice.state is SequenceState.RUNNING:
+            assert stay is not None, choice.order
+            stay.ledger.stop(stay, tell=True)
+            self._registry.wait(choice)
+        self._registry.detach(choice)
+        choice.begin_attempt(log.attempt)
+        choice.output = array("I", log.output)
+        if log.finish is not None:
+            self._registry.end(choice, Outcome.FINISHED)
 
     def _over(self, item: SequenceProgress, stay: Stay) -> None:
         sequence = stay.sequence

@@ -2,7 +2,7 @@
 
 Oldest arrival first. Preempted sequences and those that lost their worker arrived before the fresh ones, so they stand
 in front. If the oldest does not fit anywhere now, younger ones may pass it (of the next LOOKAHEAD), but only
-MAX_BYPASSED times: then one worker that could hold it is reserved, and admits nobody else until it has drained enough.
+MAX_BYPASSED times: then one worker that could hold it is reserved, and admits nobody younger until it has drained.
 So a big request neither freezes the queue nor starves.
 """
 
