@@ -104,8 +104,9 @@ class WorkerService:
                 while True:
                     frame = await link.read()
                     if isinstance(frame, Loading):
+                        if self._loading is None or self._loading.stage != frame.stage:
+                            log.info("loading", stage=frame.stage)
                         self._loading = frame
-                        log.info("loading", stage=frame.stage, current=frame.current, total=frame.total)
                     elif isinstance(frame, TokenizerPart):
                         tokenizer += frame.data
                         if len(tokenizer) > MAX_TOKENIZER_BYTES:

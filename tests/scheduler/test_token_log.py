@@ -1,0 +1,46 @@
+"""What a successor learns from the token log."""
+
+from headrace_scheduler.token_log import parse_log
+from headrace_shared import codec
+from headrace_shared.messages import FinishReason, Outcome, RequestEnded, RequestId, TokenFrame
+
+REQUEST = RequestId("a" * 32)
+
+
+def frame(index: int, *tokens: int, choice: int = 0, attempt: int = 0, finish: FinishReason | None = None) -> bytes:
+    return codec.encode(
+        TokenFrame(request_id=REQUEST, choice=choice, attempt=attempt, index=index, tokens=tokens, finish=finish)
+    )
+
+
+def test_an_empty_log_knows_nothing() -> None:
+    assert parse_log([]) == ({}, False)
+
+
+def test_frames_are_put_together_by_choice() -> None:
+    log = parse_log([frame(0, 5), frame(0, 8, choice=1), frame(1, 6, 7), frame(1, 9, choice=1, attempt=2)])
+    assert (log.choices[0].output, log.choices[0].attempt) == ((5, 6, 7), 0)
+    assert (log.choices[1].output, log.choices[1].attempt) == ((8, 9), 2)
+
+
+def test_repeated_and_overlapping_frames_count_once() -> None:
+    log = parse_log([frame(0, 5, 6), frame(0, 5, 6, 7, attempt=1), frame(2, 7, 8, attempt=1)])
+    assert log.choices[0].output == (5, 6, 7, 8) and log.choices[0].attempt == 1
+
+
+def test_only_what_follows_the_beginning_without_a_gap_counts() -> None:
+    log = parse_log([frame(0, 5), frame(2, 7, finish=FinishReason.STOP)])
+    assert log.choices[0].output == (5,) and log.choices[0].finish is None
+    log = parse_log([frame(3, 7, attempt=4)])
+    assert log.choices[0].output == () and log.choices[0].attempt == 4
+
+
+def test_a_finish_at_the_end_is_known() -> None:
+    log = parse_log([frame(0, 5), frame(1, 6, finish=FinishReason.LENGTH)])
+    assert log.choices[0].finish is FinishReason.LENGTH and not log.has_ended
+
+
+def test_the_terminal_event_is_found_and_rubbish_is_passed_over() -> None:
+    ended = RequestEnded(request_id=REQUEST, outcome=Outcome.FINISHED)
+    log = parse_log([b"\xc1", frame(0, 5), codec.encode(ended)])
+    assert log.has_ended and log.choices[0].output == (5,)
