@@ -78,7 +78,7 @@ class LiveDisplay:
 
     def say(self, line: str) -> None:
         with contextlib.suppress(OSError):
-            self._console.print(Text(line))
+            self._console.print(Text(line), soft_wrap=True)
 
     def show(self, rows: Sequence[Row]) -> None:
         if not self._is_open:
