@@ -36,7 +36,8 @@ test: setup
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: setup
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.path
+	$(BIN)/python -m benchmarks.scheduler_cpu
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
