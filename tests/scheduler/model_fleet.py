@@ -6,6 +6,7 @@ core's integrity is checked (I1); terminal events are counted as they are publis
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace_scheduler.decisions import AddResult, ChoiceLog, Credit, SchedulerConfig, WorkerFacts
@@ -103,7 +104,8 @@ class Link:
 
 
 class ModelFleet:
-    def __init__(self, config: SchedulerConfig, worker_facts: WorkerFacts, depth: int) -> None:
+    def __init__(self, config: SchedulerConfig, worker_facts: Sequence[WorkerFacts], depth: int) -> None:
+        """Workers are started with these facts in turn."""
         self._config = config
         self._facts = worker_facts
         self._depth = depth
@@ -177,7 +179,7 @@ class ModelFleet:
         link.grant_number = link.progress_seen = 0
         link.adopted = True
         snapshot = link.worker.adopt(self._epoch)
-        adoption = self.scheduler.add_worker(link.worker.worker_id, self._facts, snapshot, NOW)
+        adoption = self.scheduler.add_worker(link.worker.worker_id, link.worker.facts, snapshot, NOW)
         for request_id in adoption.adopted:
             message = self.messages[request_id]
             if message.ended is not None:
@@ -205,9 +207,10 @@ class ModelFleet:
     # What workers and the broker do.
 
     def start_worker(self) -> None:
+        facts = self._facts[self._num_workers % len(self._facts)]
         self._num_workers += 1
         worker_id = WorkerId(f"worker-{self._num_workers}")
-        link = Link(ModelWorker(worker_id, self._facts, self._depth, self._publish))
+        link = Link(ModelWorker(worker_id, facts, self._depth, self._publish))
         self.links[worker_id] = link
         self.adopt(link)
 
@@ -320,7 +323,8 @@ class ModelFleet:
             assert choice not in uncut or (view.shown, view.shown_finish) == expected, where
 
     def _fits(self, request: Request) -> bool:
-        return len(request.prompt) // 4 + request.stop.max_tokens <= self._facts.context
+        """On every worker."""
+        return len(request.prompt) // 4 + request.stop.max_tokens <= min(facts.context for facts in self._facts)
 
     def _grant(self, link: Link, credit: Credit) -> None:
         link.grant_number += 1

@@ -159,7 +159,7 @@ def test_a_sequence_must_leave_more_room_each_time_it_was_preempted(num_preempti
 @pytest.mark.parametrize("depth", [1, 2])
 def test_four_in_a_pool_for_one_and_a_half_answer_as_if_alone(caching: bool, depth: int) -> None:
     worker = facts(num_blocks=12, max_sequences=4, tokens_per_iteration=64)
-    fleet = ModelFleet(SchedulerConfig(prefix_caching=caching), worker, depth)
+    fleet = ModelFleet(SchedulerConfig(prefix_caching=caching), [worker], depth)
     fleet.start_worker()
     seeds = [seed for seed in range(400) if oracle.length(request(max_tokens=64, seed=seed), 0) > 55][:4]
     for i, seed in enumerate(seeds):

@@ -50,7 +50,8 @@ def make_fleet(history: History) -> ModelFleet:
         max_sequences=(8, 2, 3)[history.pick(3)],
         tokens_per_iteration=(8, 3, 64)[history.pick(3)],
     )
-    fleet = ModelFleet(config, facts, depth=1 + history.pick(2))
+    smaller = facts._replace(num_blocks=num_blocks - 2, context=(num_blocks - 2) * block_size)
+    fleet = ModelFleet(config, [facts, smaller if history.pick(2) else facts], depth=1 + history.pick(2))
     for _ in range(1 + history.pick(2)):
         fleet.start_worker()
     for _ in range(history.pick(6)):

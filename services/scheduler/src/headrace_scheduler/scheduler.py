@@ -5,7 +5,7 @@ returns. Each event method leaves every structure consistent (`check_integrity`)
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from headrace_scheduler.admission import Admitter
 from headrace_scheduler.adoption import FAILED_MESSAGE, adopt, block_tables
@@ -21,8 +21,7 @@ from headrace_scheduler.decisions import (
 )
 from headrace_scheduler.ledger import Stay, WorkerLedger
 from headrace_scheduler.registry import Registry
-from headrace_scheduler.sequence import OwnedRequest, SequenceState
-from headrace_scheduler.sequence import Sequence as Choice
+from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
 from headrace_shared.messages import (
     CancelReason,
     Outcome,
@@ -56,7 +55,7 @@ class Scheduler:
         self._num_losses = 0
 
     def add_worker(
-        self, worker_id: WorkerId, facts: WorkerFacts, snapshot: Sequence[SequenceSnapshot], now: float
+        self, worker_id: WorkerId, facts: WorkerFacts, snapshot: Collection[SequenceSnapshot], now: float
     ) -> Adoption:
         """A worker whose lease we hold, with all parts of its snapshot (empty if it holds nothing).
 
@@ -261,18 +260,18 @@ class Scheduler:
                 self._registry.park(sequence)
         self._registry.unpark(request)
 
-    def _catch_up(self, choice: Choice, log: ChoiceLog) -> None:
+    def _catch_up(self, sequence: Sequence, log: ChoiceLog) -> None:
         """The log has a later attempt than we know of. Routers listen to no earlier one: a stay of such is stopped."""
-        stay = choice.stay
-        if choice.state is SequenceState.RUNNING:
-            assert stay is not None, choice.order
+        stay = sequence.stay
+        if sequence.state is SequenceState.RUNNING:
+            assert stay is not None, sequence.order
             stay.ledger.stop(stay, tell=True)
-            self._registry.wait(choice)
-        self._registry.detach(choice)
-        choice.begin_attempt(log.attempt)
-        choice.output = array("I", log.output)
+            self._registry.wait(sequence)
+        self._registry.detach(sequence)
+        sequence.begin_attempt(log.attempt)
+        sequence.output = array("I", log.output)
         if log.finish is not None:
-            self._registry.end(choice, Outcome.FINISHED)
+            self._registry.end(sequence, Outcome.FINISHED)
 
     def _over(self, item: SequenceProgress, stay: Stay) -> None:
         sequence = stay.sequence
