@@ -301,6 +301,13 @@ def test_an_adopted_stay_of_an_attempt_that_routers_no_longer_hear_is_replaced()
     assert (admission.attempt, list(unpack_ids(admission.output))) == (3, [7, 8, 9])
 
 
+def test_a_log_that_lost_its_beginning_takes_no_tokens_away() -> None:
+    made = successor(snapshot(admitted(), 7, 8))
+    made.restore(R1, {0: ChoiceLog([], 2)}, NOW)
+    [admission] = admissions(step(made))
+    assert (admission.attempt, list(unpack_ids(admission.output))) == (3, [7, 8])
+
+
 def test_a_redelivered_request_starts_above_its_earlier_attempts() -> None:
     made = scheduler(facts())
     made.add_request(request(max_tokens=60), "ack", 1, 3, NOW, {0: ChoiceLog([4, 5], 700)})

@@ -269,7 +269,8 @@ class Scheduler:
             self._registry.wait(sequence)
         self._registry.detach(sequence)
         sequence.begin_attempt(log.attempt)
-        sequence.output = array("I", log.output)
+        if len(log.output) > len(sequence.output):  # the log may have lost its beginning in a restart of the broker
+            sequence.output = array("I", log.output)
         if log.finish is not None:
             self._registry.end(sequence, Outcome.FINISHED)
 
