@@ -2,66 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from headrace_shared.broker import NatsServer
-from headrace_shared.bus import Bus, Delivery, Entry, Message
-from headrace_shared.errors import BusUnavailable, PayloadTooLarge, QueueFull, RevisionConflict
-from headrace_shared.memory_bus import MemoryBroker, MemoryBus
+from headrace_shared.bus import Bus, Delivery, Message
+from headrace_shared.errors import BusUnavailable, PayloadTooLarge, QueueFull
 from headrace_shared.messages import Lane
-from headrace_shared.nats_bus import NatsBus
-from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec, request_subject, requests_stream
+from headrace_shared.subjects import request_subject, requests_stream
+from tests.shared.bus_helpers import BUCKET, CONSUMER, SUBJECT, Pair, until
 
-BUCKET = BucketSpec("B", max_bytes=1024 * 1024)
-LOG = StreamSpec("LOG", ("log.*.*",), in_memory=True, max_messages=1000, max_age_s=60.0)
-SUBJECT = request_subject("m", Lane.INTERACTIVE, 0)
-CONSUMER = ConsumerSpec("REQUESTS", "m-interactive", "requests.m.interactive.*", ack_wait_s=1.0, max_ack_pending=100)
-
-
-class Pair(NamedTuple):
-    """Two connections to one broker."""
-
-    a: Bus
-    b: Bus
-
-
-@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.nats)])
-async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
-    if request.param == "memory":
-        broker = MemoryBroker()
-        yield Pair(MemoryBus(broker), MemoryBus(broker))
-        return
-    server = NatsServer(tmp_path, sync_interval="100ms")
-    await server.start()
-    a = await NatsBus.connect(server.url, name="a", on_closed=_never)
-    b = await NatsBus.connect(server.url, name="b", on_closed=_never)
-    yield Pair(a, b)
-    await a.close()
-    await b.close()
-    await server.stop()
-
-
-def _never() -> None:
-    raise AssertionError("closed for good")
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - conditions of any kind
-            await asyncio.sleep(0.005)
+QUICK = CONSUMER._replace(ack_wait_s=1.0)
 
 
 async def queue(bus: Bus, max_messages: int = 100) -> None:
     await bus.ensure_stream(requests_stream(max_messages, 10 * 1024 * 1024))
-    await bus.ensure_consumer(CONSUMER)
+    await bus.ensure_consumer(QUICK)
 
 
 async def pull(bus: Bus, timeout_s: float = 5.0) -> Delivery:
-    delivery = await bus.pull(CONSUMER, timeout_s)
+    delivery = await bus.pull(QUICK, timeout_s)
     assert delivery is not None
     return delivery
 
@@ -180,11 +139,11 @@ async def test_a_queue_delivers_once_until_acknowledged_by_anyone(pair: Pair) ->
     assert (one.data, one.stream_sequence, one.num_delivered, one.subject) == (b"one", first, 1, SUBJECT)
     assert (two.data, two.stream_sequence, two.num_delivered) == (b"two", second, 1)
     assert abs(one.published_at - before) < 5.0
-    assert await pair.a.queue_depth(CONSUMER) == (0, 2)
+    assert await pair.a.queue_depth(QUICK) == (0, 2)
     await pair.b.acknowledge(one.ack_subject)
     await pair.a.acknowledge(two.ack_subject)
     assert await pair.a.num_messages("REQUESTS") == 0
-    assert await pair.b.queue_depth(CONSUMER) == (0, 0)
+    assert await pair.b.queue_depth(QUICK) == (0, 0)
 
 
 async def test_acknowledging_twice_is_no_error(pair: Pair) -> None:
@@ -224,13 +183,22 @@ async def test_a_queue_is_full_in_bytes_too(pair: Pair) -> None:
 async def test_pull_waits_for_a_message_and_gives_up_in_time(pair: Pair) -> None:
     await queue(pair.a)
     started = time.monotonic()
-    assert await pair.a.pull(CONSUMER, 0.3) is None
+    assert await pair.a.pull(QUICK, 0.3) is None
     assert 0.25 < time.monotonic() - started < 2.0
-    assert await pair.a.pull(CONSUMER, 0.0) is None
+    assert await pair.a.pull(QUICK, 0.0) is None
     waiting = asyncio.create_task(pull(pair.a))
     await asyncio.sleep(0.05)
     await pair.b.enqueue(SUBJECT, b"x", message_id="1")
     assert (await waiting).data == b"x"
+
+
+async def test_closing_ends_a_pull_that_waits(pair: Pair) -> None:
+    await queue(pair.a)
+    pulling = asyncio.create_task(pair.a.pull(QUICK, 30.0))
+    await asyncio.sleep(0.1)
+    await pair.a.close()
+    with pytest.raises(BusUnavailable):
+        await asyncio.wait_for(pulling, 2.0)
 
 
 async def test_an_unsettled_message_is_offered_again_after_the_ack_wait(pair: Pair) -> None:
@@ -249,7 +217,7 @@ async def test_in_progress_restarts_the_ack_wait(pair: Pair) -> None:
     delivery = await pull(pair.a)
     for _ in range(6):
         pair.a.in_progress(delivery.ack_subject)
-        assert await pair.b.pull(CONSUMER, 0.3) is None
+        assert await pair.b.pull(QUICK, 0.3) is None
     await pair.a.acknowledge(delivery.ack_subject)
 
 
@@ -261,7 +229,7 @@ async def test_a_message_given_back_comes_at_once_or_after_its_delay(pair: Pair)
     again = await pull(pair.b)
     assert again.num_delivered == 2 and time.monotonic() - started < 0.7
     pair.b.give_back(again.ack_subject, 0.5)
-    assert await pair.a.pull(CONSUMER, 0.2) is None
+    assert await pair.a.pull(QUICK, 0.2) is None
     assert (await pull(pair.a)).num_delivered == 3
 
 
@@ -272,7 +240,7 @@ async def test_a_cancelled_pull_loses_nothing(pair: Pair) -> None:
     got: list[bytes] = []
 
     async def take() -> None:
-        delivery = await pair.a.pull(CONSUMER, 1.0)
+        delivery = await pair.a.pull(QUICK, 1.0)
         if delivery is not None:
             got.append(delivery.data)
             await asyncio.shield(pair.a.acknowledge(delivery.ack_subject))
@@ -294,9 +262,9 @@ async def test_queue_depth_counts_pending_and_unacknowledged(pair: Pair) -> None
     for number in range(3):
         await pair.a.enqueue(SUBJECT, b"", message_id=str(number))
     await pair.a.enqueue(request_subject("other", Lane.BATCH, 0), b"", message_id="other")
-    assert await pair.a.queue_depth(CONSUMER) == (3, 0)
+    assert await pair.a.queue_depth(QUICK) == (3, 0)
     await pull(pair.a)
-    assert await pair.b.queue_depth(CONSUMER) == (2, 1)
+    assert await pair.b.queue_depth(QUICK) == (2, 1)
 
 
 async def test_a_queued_message_can_be_deleted_once(pair: Pair) -> None:
@@ -304,7 +272,7 @@ async def test_a_queued_message_can_be_deleted_once(pair: Pair) -> None:
     sequence = await pair.a.enqueue(SUBJECT, b"", message_id="1")
     assert await pair.b.delete("REQUESTS", sequence)
     assert not await pair.a.delete("REQUESTS", sequence)
-    assert await pair.a.pull(CONSUMER, 0.1) is None
+    assert await pair.a.pull(QUICK, 0.1) is None
 
 
 async def test_ensuring_again_changes_limits_and_keeps_messages(pair: Pair) -> None:
@@ -313,135 +281,3 @@ async def test_ensuring_again_changes_limits_and_keeps_messages(pair: Pair) -> N
     await queue(pair.b, max_messages=2)
     await pair.b.enqueue(SUBJECT, b"y", message_id="2")
     assert (await pull(pair.a)).data == b"x"
-
-
-# Logs.
-
-
-async def test_published_messages_are_kept_by_their_stream(pair: Pair) -> None:
-    await pair.a.ensure_stream(LOG)
-    for number in range(700):
-        pair.a.publish(f"log.r.{number % 2}", str(number).encode(), {"n": str(number)})
-    async with asyncio.timeout(5.0):
-        while await pair.b.num_messages("LOG") < 700:  # noqa: ASYNC110 - the broker's state
-            await asyncio.sleep(0.01)
-    await pair.a.enqueue("log.r.end", b"", message_id="end")
-    assert await pair.b.num_messages("LOG") == 701
-    messages = await pair.b.read("LOG", "log.r.1", 1000)
-    assert [m.data for m in messages] == [str(n).encode() for n in range(1, 700, 2)]
-    assert messages[0].headers == {"n": "1"} and messages[0].subject == "log.r.1"
-    sequences = [m.stream_sequence for m in messages]
-    assert sequences == sorted(set(sequences)) and sequences[0] > 0
-    assert [m.data for m in await pair.b.read("LOG", "log.r.1", 3)] == [b"1", b"3", b"5"]
-    last = await pair.b.last("LOG", "log.r.1")
-    assert last is not None and (last.data, last.stream_sequence) == (b"699", sequences[-1])
-    assert await pair.b.read("LOG", "log.r.none", 10) == [] and await pair.b.last("LOG", "log.r.none") is None
-
-
-async def test_a_log_drops_its_oldest_messages(pair: Pair) -> None:
-    await pair.a.ensure_stream(LOG._replace(max_messages=3, max_per_subject=2))
-    for number in range(5):
-        await pair.a.enqueue("log.r.a", str(number).encode(), message_id=str(number))
-    assert [m.data for m in await pair.a.read("LOG", "log.r.a", 10)] == [b"3", b"4"]
-    for number in range(2):
-        await pair.a.enqueue(f"log.r.b{number}", b"", message_id=f"b{number}")
-    assert [m.data for m in await pair.a.read("LOG", "log.r.a", 10)] == [b"4"]
-
-
-async def test_what_names_no_stream_is_refused(pair: Pair) -> None:
-    for operation in (
-        pair.a.enqueue("nowhere.at.all", b"", message_id="1"),
-        pair.a.pull(CONSUMER, 0.2),
-        pair.a.read("NONE", "x", 1),
-        pair.a.num_messages("NONE"),
-        pair.a.get("NONE", "k"),
-        pair.a.put("NONE", "k", b""),
-    ):
-        with pytest.raises(BusUnavailable):
-            await operation
-
-
-# Buckets.
-
-
-async def test_a_key_is_created_once_and_changed_only_with_its_revision(pair: Pair) -> None:
-    await pair.a.ensure_bucket(BUCKET)
-    await pair.b.ensure_bucket(BUCKET)
-    assert await pair.a.get("B", "k.1") is None
-    first = await pair.a.create("B", "k.1", b"one")
-    with pytest.raises(RevisionConflict):
-        await pair.b.create("B", "k.1", b"two")
-    assert await pair.b.get("B", "k.1") == Entry("k.1", b"one", first)
-    second = await pair.b.update("B", "k.1", b"two", first)
-    assert second > first
-    with pytest.raises(RevisionConflict):
-        await pair.a.update("B", "k.1", b"three", first)
-    with pytest.raises(RevisionConflict):
-        await pair.a.remove("B", "k.1", first)
-    third = await pair.a.put("B", "k.1", b"three")
-    assert third > second and await pair.b.get("B", "k.1") == Entry("k.1", b"three", third)
-
-
-async def test_one_of_many_concurrent_updates_wins(pair: Pair) -> None:
-    await pair.a.ensure_bucket(BUCKET)
-    revision = await pair.a.create("B", "k", b"")
-    results = await asyncio.gather(
-        *(bus.update("B", "k", str(n).encode(), revision) for n in range(10) for bus in pair), return_exceptions=True
-    )
-    won = [r for r in results if isinstance(r, int)]
-    assert len(won) == 1 and sum(isinstance(r, RevisionConflict) for r in results) == 19
-
-
-async def test_a_removed_key_is_gone_and_can_be_created_again(pair: Pair) -> None:
-    await pair.a.ensure_bucket(BUCKET)
-    await pair.a.remove("B", "k")
-    revision = await pair.a.create("B", "k", b"1")
-    await pair.b.remove("B", "k", revision)
-    assert await pair.a.get("B", "k") is None and await pair.a.entries("B") == []
-    assert await pair.a.create("B", "k", b"2") > revision
-
-
-async def test_entries_lists_each_key_with_its_newest_value(pair: Pair) -> None:
-    await pair.a.ensure_bucket(BUCKET)
-    for number in range(300):
-        await pair.a.put("B", f"k.{number}", b"old")
-    for number in range(150):
-        await pair.a.put("B", f"k.{number}", b"new")
-    entries = {entry.key: entry.value for entry in await pair.b.entries("B")}
-    assert entries == {f"k.{n}": b"new" if n < 150 else b"old" for n in range(300)}
-
-
-async def test_a_watch_tells_every_key_and_each_change(pair: Pair) -> None:
-    await pair.a.ensure_bucket(BUCKET)
-    first = await pair.a.put("B", "k.1", b"1")
-    got: list[tuple[Entry | None, str]] = []
-    watch = await pair.b.watch("B", lambda entry, key: got.append((entry, key)))
-    assert got == [(Entry("k.1", b"1", first), "k.1")]
-    second = await pair.a.put("B", "k.2", b"2")
-    with pytest.raises(RevisionConflict):
-        await pair.a.update("B", "k.2", b"lost the race", first)
-    await pair.a.remove("B", "k.1")
-    await until(lambda: len(got) == 3)
-    assert got[1:] == [(Entry("k.2", b"2", second), "k.2"), (None, "k.1")]
-    await watch.close()
-    await pair.a.put("B", "k.3", b"3")
-    await asyncio.sleep(0.1)
-    assert len(got) == 3
-
-
-async def test_a_watch_of_an_empty_bucket_is_ready_at_once(pair: Pair) -> None:
-    await pair.a.ensure_bucket(BUCKET)
-    started = time.monotonic()
-    await pair.a.watch("B", lambda entry, key: None)
-    assert time.monotonic() - started < 1.0
-
-
-async def test_keys_of_a_bucket_expire(pair: Pair) -> None:
-    await pair.a.ensure_bucket(BUCKET._replace(ttl_s=1.0))
-    got: list[tuple[Entry | None, str]] = []
-    await pair.b.watch("B", lambda entry, key: got.append((entry, key)))
-    await pair.a.put("B", "k", b"1")
-    assert await pair.a.get("B", "k") is not None
-    await until(lambda: (None, "k") in got)
-    assert await pair.a.get("B", "k") is None and await pair.a.entries("B") == []
-    await pair.a.create("B", "k", b"2")

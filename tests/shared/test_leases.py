@@ -1,8 +1,7 @@
 """Leases: the pure table, and the holder against the in-process broker and the real one."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,6 +13,8 @@ from headrace_shared.leases import LEASE_TTL_S, RENEW_S, LeaseRecord, Leases, Le
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import LEASES
+from headrace_shared.tasks import end
+from tests.shared.bus_helpers import until
 
 KEY = "worker.w1"
 
@@ -225,28 +226,14 @@ async def test_a_foreign_value_is_no_lease_and_breaks_nothing(trio: Trio) -> Non
 # Kept by a task, in real time.
 
 
-async def run_keeper(leases: Leases, lost: list[str]) -> "asyncio.Task[None]":
+def run_keeper(leases: Leases, lost: list[str]) -> "asyncio.Task[None]":
     return asyncio.create_task(leases.keep(lost.append))
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> float:
-    started = time.monotonic()
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - conditions of any kind
-            await asyncio.sleep(0.01)
-    return time.monotonic() - started
-
-
-async def end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
 
 
 async def test_a_kept_lease_outlives_its_time_and_a_released_one_is_not_reported(trio: Trio) -> None:
     leases = Leases(trio.buses[0], LEASES.name, "kept")
     lost: list[str] = []
-    keeper = await run_keeper(leases, lost)
+    keeper = run_keeper(leases, lost)
     assert await leases.acquire(KEY) is not None and await leases.acquire("worker.w2") is not None
     await asyncio.sleep(LEASE_TTL_S + 0.5)
     assert sorted(leases.held) == [KEY, "worker.w2"]
@@ -261,7 +248,7 @@ async def test_a_holder_cut_off_from_the_broker_gives_up_before_others_may_take_
     other = Leases(trio.buses[1], LEASES.name, "other")
     await other.open()
     lost: list[str] = []
-    keeper = await run_keeper(leases, lost)
+    keeper = run_keeper(leases, lost)
     assert await leases.acquire(KEY) is not None
     await asyncio.sleep(0)
     trio.broker.stop()
@@ -289,7 +276,7 @@ async def test_a_hung_broker_costs_the_lease_and_a_peer_takes_it_afterwards(
     await holder.open()
     await peer.open()
     lost: list[str] = []
-    keeper = await run_keeper(holder, lost)
+    keeper = run_keeper(holder, lost)
     assert await holder.acquire(KEY) is not None
     await asyncio.sleep(1.5 * RENEW_S)
     assert await peer.acquire(KEY) is None
@@ -317,7 +304,7 @@ async def test_a_quick_restart_of_the_broker_costs_no_lease(buses: list[NatsBus]
     holder, peer = (Leases(bus, LEASES.name, name) for bus, name in zip(buses, "ab", strict=True))
     await peer.open()
     lost: list[str] = []
-    keeper = await run_keeper(holder, lost)
+    keeper = run_keeper(holder, lost)
     assert await holder.acquire(KEY) is not None
     await nats_server.kill()
     await asyncio.sleep(0.5)

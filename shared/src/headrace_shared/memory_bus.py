@@ -32,11 +32,17 @@ class MemoryBroker:
         self.is_up = False
         for bus in self.buses:
             bus.went_down()
+        self.wake_pulls()
 
     def start(self) -> None:
         self.is_up = True
         for bus in self.buses:
             bus.came_up()
+
+    def wake_pulls(self) -> None:
+        """So that they see that they are disconnected."""
+        for stream in self.streams.values():
+            stream.changed()
 
     def deliver(self, message: Message) -> None:
         """To whoever is subscribed, in order, each in a callback of its own."""
@@ -172,7 +178,7 @@ class MemoryBus:
             now = time.monotonic()
             if now >= deadline:
                 return None
-            await stream.wait_for_change(min(deadline - now, consumer.next_offer_in(now), 0.1))
+            await stream.wait_for_change(min(deadline - now, consumer.next_offer_in(now)))
 
     async def acknowledge(self, ack_subject: str) -> None:
         self._check()
@@ -291,6 +297,7 @@ class MemoryBus:
             self._is_closed = True
             self._down_since = time.monotonic()
             self.broker.buses.remove(self)
+            self.broker.wake_pulls()
             self.broker.subscriptions = [s for s in self.broker.subscriptions if s.bus is not self]
 
 

@@ -1,0 +1,57 @@
+"""Buses for the tests of this package."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headrace_shared.broker import NatsServer
+from headrace_shared.memory_bus import MemoryBroker, MemoryBus
+from headrace_shared.nats_bus import NatsBus
+from headrace_shared.subjects import requests_stream
+from tests.shared.bus_helpers import BUCKET, CONSUMER, Connect, Pair
+
+
+@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.nats)])
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    """For the contract: the real broker, and its in-process twin."""
+    if request.param == "memory":
+        broker = MemoryBroker()
+        yield Pair(MemoryBus(broker), MemoryBus(broker))
+        return
+    server = NatsServer(tmp_path, sync_interval="100ms")
+    await server.start()
+    closed: list[None] = []
+    a, b = [await NatsBus.connect(server.url, name=n, on_closed=lambda: closed.append(None)) for n in "ab"]
+    yield Pair(a, b)
+    await a.close()
+    await b.close()
+    await server.stop()
+    assert not closed
+
+
+@pytest.fixture
+async def connect(nats_server: NatsServer) -> AsyncIterator[Connect]:
+    buses: list[NatsBus] = []
+    closed: list[None] = []
+
+    async def connect_one() -> NatsBus:
+        bus = await NatsBus.connect(nats_server.url, name="test", on_closed=lambda: closed.append(None))
+        buses.append(bus)
+        return bus
+
+    yield connect_one
+    nats_server.resume()
+    for bus in buses:
+        await bus.close()
+    assert not closed, "no outage closes a bus for good"
+
+
+@pytest.fixture
+async def bus(connect: Connect) -> NatsBus:
+    """With a work queue and a bucket."""
+    bus = await connect()
+    await bus.ensure_stream(requests_stream(10_000, 100 * 1024 * 1024))
+    await bus.ensure_consumer(CONSUMER)
+    await bus.ensure_bucket(BUCKET)
+    return bus
