@@ -268,11 +268,12 @@ class Fleet:
                 del self._workers[worker_id]
 
     async def _lease_free(self) -> None:
-        now = self._clock()
-        candidates = [pair for pair in self._workers.items() if self._wants(pair[0], pair[1], now)]
-        random.shuffle(candidates)
-        for worker_id, worker in candidates:
-            await self._take(worker_id, worker)
+        workers = list(self._workers.items())
+        random.shuffle(workers)  # so that schedulers rarely reach for the same one
+        for worker_id, worker in workers:
+            # Asked again for each one: the last that was taken may have been the last of our share.
+            if self._wants(worker_id, worker, self._clock()):
+                await self._take(worker_id, worker)
 
     def _wants(self, worker_id: WorkerId, worker: _Worker, now: float) -> bool:
         key = worker_lease_key(worker_id)

@@ -147,7 +147,7 @@ class Intake:
         if delivery is None:
             return
         if self._is_stopping:
-            self._bus.give_back(delivery.ack_subject)
+            self._bus.give_back(delivery.ack_subject, PULL_S)  # not to another pull of ours that is under way
         else:
             await self.take(delivery)
 

@@ -1,0 +1,112 @@
+"""Cancellations that come live, early, or while nobody listens."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headrace_scheduler import cancellations as module
+from headrace_scheduler.cancellations import CLOCK_SLACK_S, Cancellations
+from headrace_shared import codec
+from headrace_shared.bus import Delivery, Message
+from headrace_shared.memory_bus import MemoryBus
+from headrace_shared.messages import Cancel, CancelReason, RequestId
+from headrace_shared.subjects import cancel_subject
+from tests.scheduler.shell_builders import prepare, until
+
+A = RequestId("a" * 32)
+B = RequestId("b" * 32)
+
+
+class CountingBus(MemoryBus):
+    num_reads = 0
+
+    async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
+        self.num_reads += 1
+        return await super().read(stream, subject, limit)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.bus = CountingBus()
+        self.wall = 1000.0
+        self.applied: list[Cancel] = []
+        self.cancellations = Cancellations(self.bus, self.applied.append, lambda: self.wall)
+
+    def publish(self, cancel: Cancel) -> None:
+        MemoryBus(self.bus.broker).publish(cancel_subject(cancel.request_id), codec.encode(cancel))
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    await prepare(bench.bus)
+    task = asyncio.create_task(bench.cancellations.run())
+    yield bench
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def delivery(published_at: float, num_delivered: int = 1) -> Delivery:
+    return Delivery("requests.m.interactive.0", b"", "ack", 1, num_delivered, published_at)
+
+
+async def test_live_cancellations_are_applied(bench: Bench) -> None:
+    await bench.cancellations.open()
+    bench.publish(Cancel(request_id=A))
+    await until(lambda: [cancel.request_id for cancel in bench.applied] == [A])
+
+
+async def test_early_ones_are_kept_for_their_request(bench: Bench) -> None:
+    await bench.cancellations.open()
+    stops = [Cancel(request_id=A, choice=choice, reason=CancelReason.STOP) for choice in range(2)]
+    for cancel in stops:
+        bench.publish(cancel)
+    await until(lambda: len(bench.applied) == 2)
+    bench.applied.clear()
+    bench.cancellations.on_added(A, delivery(bench.wall + 2 * CLOCK_SLACK_S))
+    assert bench.applied == stops
+
+
+async def test_no_tombstone_is_read_for_a_request_that_came_after_we_listened(bench: Bench) -> None:
+    await bench.cancellations.open()
+    bench.cancellations.on_added(A, delivery(bench.wall + 2 * CLOCK_SLACK_S))
+    await asyncio.sleep(0.02)
+    assert bench.bus.num_reads == 0
+
+
+@pytest.mark.parametrize(
+    "late", [delivery(1000.0 - 50.0), delivery(1000.0 + 9999.0, num_delivered=2)], ids=["older", "redelivered"]
+)
+async def test_tombstones_tell_what_was_missed(bench: Bench, late: Delivery) -> None:
+    bench.publish(Cancel(request_id=A))
+    await bench.cancellations.open()
+    bench.cancellations.on_added(A, late)
+    bench.cancellations.on_added(B, late)
+    await until(lambda: [cancel.request_id for cancel in bench.applied] == [A])
+
+
+async def test_all_held_requests_are_looked_up_after_a_reconnect(bench: Bench) -> None:
+    bench.publish(Cancel(request_id=B))
+    await bench.cancellations.open()
+    bench.cancellations.on_reconnect([A, B])
+    await until(lambda: [cancel.request_id for cancel in bench.applied] == [B])
+
+
+async def test_what_is_remembered_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 10)
+    await bench.cancellations.open()
+    for number in range(30):
+        bench.publish(Cancel(request_id=RequestId(f"{number:032x}")))
+    await until(lambda: len(bench.applied) == 30)
+    bench.applied.clear()
+    for number in range(30):
+        bench.cancellations.on_added(RequestId(f"{number:032x}"), delivery(bench.wall + 2 * CLOCK_SLACK_S))
+    assert [int(cancel.request_id, 16) for cancel in bench.applied] == list(range(20, 30))
+
+
+async def test_rubbish_is_dropped(bench: Bench) -> None:
+    await bench.cancellations.open()
+    bench.bus.publish(cancel_subject(A), b"\xc1")
+    bench.publish(Cancel(request_id=A))
+    await until(lambda: bench.applied)

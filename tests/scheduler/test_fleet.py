@@ -1,0 +1,364 @@
+"""Leasing, adoption, and finding out who is lost; workers are scripted by hand, time too."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from headrace_scheduler.decisions import Adoption
+from headrace_scheduler.fleet import COURTESY_S, HANG_S, SILENCE_S, Fleet
+from headrace_scheduler.scheduler import Scheduler
+from headrace_shared import codec
+from headrace_shared.bus import Message
+from headrace_shared.leases import LEASE_TTL_S, LeaseRecord, Leases
+from headrace_shared.memory_bus import MemoryBroker, MemoryBus
+from headrace_shared.messages import (
+    Adopt,
+    ControlMessage,
+    Grant,
+    Hello,
+    Progress,
+    SchedulerId,
+    SequenceSnapshot,
+    Snapshot,
+    WorkerId,
+    WorkerState,
+)
+from headrace_shared.subjects import LEASES, hello_subject, progress_subject, worker_lease_key
+from tests.scheduler.shell_builders import MODEL, prepare, until
+
+
+class Clock:
+    """Time that only tests move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Site:
+    """One scheduler's fleet on a shared broker."""
+
+    def __init__(self, broker: MemoryBroker, clock: Clock, name: str = "scheduler-1") -> None:
+        self.bus = MemoryBus(broker)
+        self.id = SchedulerId(name)
+        self.core = Scheduler()
+        self.leases = Leases(self.bus, LEASES.name, name, clock)
+        self.adoptions: list[Adoption] = []
+        self.usurped: list[str] = []
+        self.num_schedulers = 1
+        self.fleet = Fleet(
+            lambda: self.core,
+            self.bus,
+            self.leases,
+            self.id,
+            clock=clock,
+            wake=lambda: None,
+            on_adoption=self._on_adoption,
+            on_usurped=self.usurped.append,
+            num_schedulers=lambda: self.num_schedulers,
+        )
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        await prepare(self.bus)
+        await self.leases.open()
+        await self.bus.subscribe("workers.m.*", self.fleet.on_hello)
+        await self.bus.subscribe(progress_subject(self.id), self.fleet.on_report)
+        self.tasks = [
+            asyncio.create_task(self.fleet.run()),
+            asyncio.create_task(self.leases.keep(self.fleet.on_lease_lost)),
+        ]
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    @property
+    def known(self) -> set[WorkerId]:
+        return set(self.core.gauges().workers)
+
+    def _on_adoption(self, adoption: Adoption, sequences: Sequence[SequenceSnapshot]) -> None:
+        self.adoptions.append(adoption)
+
+
+class HandWorker:
+    """Answers an Adopt with an empty snapshot; everything else by hand."""
+
+    def __init__(self, broker: MemoryBroker, name: str = "worker-1") -> None:
+        self.bus = MemoryBus(broker)
+        self.id = WorkerId(name)
+        self.epoch = 0
+        self.scheduler = SchedulerId("")
+        self.number = 0
+        self.grants: list[Grant] = []
+        self.num_adopted = 0
+        self.answers = True
+
+    async def start(self) -> None:
+        await self.bus.subscribe(f"grants.{self.id}", self._on_control)
+        self.hello()
+
+    def hello(self, state: WorkerState = WorkerState.READY) -> None:
+        hello = Hello(
+            worker=self.id,
+            model=MODEL,
+            state=state,
+            epoch=self.epoch,
+            num_blocks=8,
+            block_size=16,
+            context=128,
+            max_sequences=4,
+            tokens_per_iteration=64,
+        )
+        self.bus.publish(hello_subject(MODEL, self.id), codec.encode(hello))
+
+    def progress(self, number: int | None = None, iterations: int = 0) -> None:
+        self.number = self.number + 1 if number is None else number
+        message = Progress(
+            worker=self.id,
+            epoch=self.epoch,
+            number=self.number,
+            grant_seen=max((grant.number for grant in self.grants if grant.epoch == self.epoch), default=0),
+            num_iterations=iterations,
+        )
+        self.bus.publish(progress_subject(self.scheduler), codec.encode(message))
+
+    def _on_control(self, message: Message) -> None:
+        control: ControlMessage = codec.decode(message.data, ControlMessage)  # type: ignore[arg-type]  # a union
+        if isinstance(control, Grant):
+            self.grants.append(control)
+            return
+        self.num_adopted += 1
+        if self.answers:
+            self.answer(control)
+
+    def answer(self, adopt: Adopt) -> None:
+        self.epoch, self.scheduler, self.number = adopt.epoch, adopt.scheduler, 0
+        snapshot = Snapshot(worker=self.id, epoch=adopt.epoch, part=0, num_parts=1)
+        self.bus.publish(progress_subject(adopt.scheduler), codec.encode(snapshot))
+
+
+class World:
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.clock = Clock()
+        self.sites: list[Site] = []
+
+    async def site(self, name: str = "scheduler-1") -> Site:
+        site = Site(self.broker, self.clock, name)
+        await site.start()
+        self.sites.append(site)
+        return site
+
+    async def worker(self, name: str = "worker-1") -> HandWorker:
+        worker = HandWorker(self.broker, name)
+        await worker.start()
+        return worker
+
+    async def pass_time(self, seconds: float, *talking: HandWorker) -> None:
+        """Moves the clock in small steps, in which everybody may act; `talking` workers say Hello."""
+        for _ in range(round(seconds / 0.25)):
+            self.clock.now += 0.25
+            for worker in talking:
+                worker.hello()
+                if worker.epoch:
+                    worker.progress()
+            await asyncio.sleep(0.12)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    for site in world.sites:
+        await site.stop()
+
+
+async def test_a_ready_worker_is_leased_and_adopted(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known == {worker.id})
+    assert site.fleet.has_active and worker.epoch == 1
+    assert site.leases.held[worker_lease_key(worker.id)].epoch == 1
+
+
+async def test_a_loading_worker_is_left_alone(world: World) -> None:
+    site = await world.site()
+    worker = HandWorker(world.broker)
+    await worker.bus.subscribe(f"grants.{worker.id}", worker._on_control)
+    worker.hello(WorkerState.LOADING)
+    await asyncio.sleep(0.3)
+    assert worker.num_adopted == 0
+    worker.hello(WorkerState.READY)
+    await until(lambda: site.known)
+
+
+async def test_a_silent_worker_is_lost_and_its_lease_given_up(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    await world.pass_time(SILENCE_S - 0.5, worker)
+    assert site.known
+    await world.pass_time(SILENCE_S + 0.5)
+    assert not site.known and not site.fleet.has_active
+    await until(lambda: not site.leases.held)
+    observed = site.leases.observed(worker_lease_key(worker.id))
+    assert observed is not None and observed.record.holder == "" and observed.record.epoch == 1
+    worker.hello()
+    await until(lambda: site.known)
+    assert worker.epoch == 2, "one that only stalled comes back under a higher epoch"
+
+
+async def test_a_leaving_worker_is_lost_at_once(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    worker.hello(WorkerState.LEAVING)
+    await until(lambda: not site.known)
+    assert worker.num_adopted == 1
+
+
+async def test_a_missing_progress_is_repaired_by_a_new_epoch(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    worker.progress(number=2)
+    await until(lambda: worker.epoch == 2)
+    assert len(site.adoptions) == 2 and site.usurped == []
+
+
+async def test_a_worker_that_does_not_answer_is_asked_again_ever_more_slowly(world: World) -> None:
+    site = await world.site()
+    worker = HandWorker(world.broker)
+    worker.answers = False
+    await worker.start()
+    await world.pass_time(6.0, worker)
+    assert 2 <= worker.num_adopted <= 4
+    worker.answers = True
+    await world.pass_time(3.0, worker)
+    assert site.known == {worker.id} and site.usurped == []
+
+
+async def test_a_worker_that_dropped_everything_is_adopted_again(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    worker.epoch = 0
+    worker.hello()
+    await until(lambda: worker.epoch == 2)
+    assert site.usurped == []
+
+
+async def test_a_draining_worker_is_kept_but_gets_nothing_new(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    assert site.core.room() > 0
+    worker.hello(WorkerState.DRAINING)
+    await until(lambda: site.core.room() == 0)
+    assert site.known
+
+
+async def test_nobody_is_lost_while_the_broker_is_away(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    world.broker.stop()
+    await world.pass_time(SILENCE_S + 1.0)
+    assert site.known == {worker.id}
+    world.broker.start()
+    await asyncio.sleep(0.2)
+    assert site.known == {worker.id}
+
+
+async def test_an_expired_lease_that_nobody_took_is_taken_again(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    world.broker.stop()
+    await world.pass_time(LEASE_TTL_S + 1.0)
+    assert not site.fleet.has_active
+    world.broker.start()
+    await world.pass_time(LEASE_TTL_S + 1.0, worker)
+    assert worker.epoch == 2 and site.usurped == [] and site.known == {worker.id}
+
+
+async def test_a_lease_that_a_peer_has_taken_is_told(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    taken = codec.encode(LeaseRecord(holder="peer", epoch=2))
+    await MemoryBus(world.broker).put(LEASES.name, worker_lease_key(worker.id), taken)
+    await world.pass_time(2.0, worker)
+    assert site.usurped and not site.fleet.has_active
+
+
+async def test_two_schedulers_share_the_workers(world: World) -> None:
+    first = await world.site("scheduler-1")
+    second = await world.site("scheduler-2")
+    first.num_schedulers = second.num_schedulers = 2
+    workers = [HandWorker(world.broker, f"worker-{number}") for number in range(4)]
+    for worker in workers:
+        await worker.bus.subscribe(f"grants.{worker.id}", worker._on_control)
+    for worker in workers:
+        worker.hello()
+    await world.pass_time(0.5, *workers)
+    await until(lambda: len(first.known) + len(second.known) == 4)
+    assert len(first.known) == len(second.known) == 2
+
+
+async def test_a_worker_that_a_peer_leaves_free_is_taken_after_a_moment(world: World) -> None:
+    site = await world.site()
+    site.num_schedulers = 2  # the other one never acts
+    first, second = await world.worker("worker-1"), await world.worker("worker-2")
+    await until(lambda: len(site.known) == 1)
+    await world.pass_time(COURTESY_S / 2, first, second)
+    assert len(site.known) == 1
+    await world.pass_time(COURTESY_S, first, second)
+    await until(lambda: len(site.known) == 2)
+
+
+async def test_an_engine_that_hangs_is_lost_and_banished(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    site.fleet.find_hangs({worker.id: False})
+    await world.pass_time(1.0, worker)
+    link = site.fleet.link(worker.id)
+    assert link is not None
+    link.iterated_at = world.clock.now - HANG_S - 1.0
+    site.fleet.find_hangs({worker.id: False})
+    assert site.known, "an idle engine stands still for good reason"
+    link.iterated_at = world.clock.now - HANG_S - 1.0
+    site.fleet.find_hangs({worker.id: True})
+    assert not site.known
+    await world.pass_time(1.0, worker)
+    assert not site.known and worker.num_adopted == 1
+
+
+async def test_leaving_gives_all_leases_up(world: World) -> None:
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known)
+    await site.fleet.release_all()
+    assert site.leases.held == {}
+    successor = await world.site("scheduler-2")
+    worker.hello()
+    await until(lambda: successor.known == {worker.id})
+    assert worker.epoch == 2
+
+
+async def test_rubbish_is_dropped(world: World) -> None:
+    site = await world.site()
+    bus = MemoryBus(world.broker)
+    bus.publish(hello_subject(MODEL, WorkerId("x")), b"\xc1")
+    bus.publish(progress_subject(site.id), b"\xc1")
+    bus.publish(
+        progress_subject(site.id), codec.encode(Progress(worker=WorkerId("stranger"), epoch=1, number=1, grant_seen=0))
+    )
+    worker = await world.worker()
+    await until(lambda: site.known == {worker.id})

@@ -1,0 +1,263 @@
+"""What is taken from the queue, when, and what becomes of messages that nobody can run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from headrace_scheduler.cancellations import Cancellations
+from headrace_scheduler.decisions import WorkerFacts
+from headrace_scheduler.endings import Endings
+from headrace_scheduler.intake import Intake
+from headrace_scheduler.scheduler import Scheduler
+from headrace_shared import codec
+from headrace_shared.bus import Delivery
+from headrace_shared.memory_bus import MemoryBus
+from headrace_shared.messages import (
+    Cancel,
+    CancelReason,
+    Lane,
+    LogMessage,
+    Outcome,
+    Request,
+    RequestEnded,
+    RequestId,
+    RouterId,
+    TokenFrame,
+    WorkerId,
+)
+from headrace_shared.subjects import TOKENS, cancel_subject, request_subject, requests_consumer, tokens_subject
+from tests.scheduler.shell_builders import MODEL, prepare, request, until
+
+FACTS = WorkerFacts(num_blocks=64, block_size=16, context=1024, max_sequences=2, tokens_per_iteration=64)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.bus = MemoryBus()
+        self.core = Scheduler()
+        self.endings = Endings(self.bus)
+        self.cancels: list[Cancel] = []
+        self.cancellations = Cancellations(self.bus, self.cancels.append)
+        self.may_pull = True
+        self.num_wakes = 0
+        self.intake = Intake(
+            self.bus,
+            MODEL,
+            lambda: self.core,
+            self.endings,
+            self.cancellations,
+            max_deliveries=3,
+            may_pull=lambda: self.may_pull,
+            wake=self._wake,
+            clock=lambda: 0.0,
+        )
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        await prepare(self.bus)
+        await self.cancellations.open()
+        for work in (self.endings.run(), self.cancellations.run()):
+            self.tasks.append(asyncio.create_task(work))
+
+    def run_intake(self) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self.intake.run())
+        self.tasks.append(task)
+        return task
+
+    async def put(self, message: Request | bytes, lane: Lane = Lane.INTERACTIVE) -> None:
+        data = message if isinstance(message, bytes) else codec.encode(message)
+        await self.bus.enqueue(request_subject(MODEL, lane, 3), data, message_id=data.hex())
+
+    async def pull(self, lane: Lane = Lane.INTERACTIVE) -> Delivery:
+        delivery = await self.bus.pull(requests_consumer(MODEL, lane), 3.0)
+        assert delivery is not None
+        return delivery
+
+    async def endings_of(self, wanted: Request) -> list[RequestEnded]:
+        return [event for event in await self.log_of(wanted) if isinstance(event, RequestEnded)]
+
+    async def log_of(self, wanted: Request) -> list[TokenFrame | RequestEnded]:
+        messages = await self.bus.read(TOKENS.name, tokens_subject(wanted.router, wanted.request_id), 100)
+        return [codec.decode(message.data, LogMessage) for message in messages]  # type: ignore[arg-type]  # a union
+
+    async def num_queued(self) -> int:
+        return await self.bus.num_messages("REQUESTS")
+
+    def owned(self) -> list[RequestId]:
+        return [request_id for request_id, _ in self.core.ack_subjects()]
+
+    def _wake(self) -> None:
+        self.num_wakes += 1
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    await bench.start()
+    yield bench
+    for task in bench.tasks:
+        task.cancel()
+    await asyncio.gather(*bench.tasks, return_exceptions=True)
+
+
+async def test_pulls_only_what_there_is_room_for(bench: Bench) -> None:
+    for number in range(1, 31):
+        await bench.put(request(number))
+    bench.run_intake()
+    await asyncio.sleep(0.1)
+    assert bench.owned() == [], "without a worker there is no room"
+    bench.core.add_worker(WorkerId("w"), FACTS, (), 0.0)
+    await until(lambda: bench.core.room() == 0)
+    await asyncio.sleep(0.1)
+    assert 0 < len(bench.owned()) < 15
+    depth = await bench.bus.queue_depth(requests_consumer(MODEL, Lane.INTERACTIVE))
+    assert depth.num_pending == 30 - len(bench.owned())
+
+
+async def test_pulls_nothing_without_a_leased_worker(bench: Bench) -> None:
+    bench.core.add_worker(WorkerId("w"), FACTS, (), 0.0)
+    bench.may_pull = False
+    await bench.put(request())
+    bench.run_intake()
+    await asyncio.sleep(0.1)
+    assert bench.owned() == []
+    bench.may_pull = True
+    await until(bench.owned)
+
+
+async def test_batch_requests_wait_for_interactive_ones(bench: Bench) -> None:
+    bench.core.add_worker(WorkerId("w"), FACTS, (), 0.0)
+    for number in range(1, 31):
+        await bench.put(request(number))
+    await bench.put(request(99), Lane.BATCH)
+    bench.run_intake()
+    await until(lambda: bench.core.room() == 0)
+    await asyncio.sleep(0.3)
+    assert request(99).request_id not in bench.owned()
+
+
+async def test_a_batch_request_is_taken_when_nobody_waits(bench: Bench) -> None:
+    bench.core.add_worker(WorkerId("w"), FACTS, (), 0.0)
+    await bench.put(request(99), Lane.BATCH)
+    bench.run_intake()
+    await until(bench.owned)
+
+
+async def test_what_a_stopped_intake_still_gets_goes_back(bench: Bench) -> None:
+    bench.core.add_worker(WorkerId("w"), FACTS, (), 0.0)
+    task = bench.run_intake()
+    await asyncio.sleep(0.05)
+    bench.intake.stop()
+    await bench.put(request())
+    await asyncio.wait_for(task, 3.0)
+    assert bench.owned() == []
+    assert (await bench.pull()).num_delivered == 2
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        codec.encode(Cancel(request_id=RequestId("a" * 32))),
+        codec.encode(replace(request(), request_id=RequestId("*"))),
+        codec.encode(replace(request(), router=RouterId("a.b"))),
+    ],
+    ids=["empty", "rubbish", "other-message", "request-id", "router-id"],
+)
+async def test_unreadable_messages_are_taken_out(bench: Bench, payload: bytes) -> None:
+    await bench.put(payload)
+    await bench.intake.take(await bench.pull())
+    assert await bench.num_queued() == 0
+    assert bench.owned() == [] and bench.intake.num_refused == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(request(), prompt=b""),
+        replace(request(), prompt=b"abc"),
+        replace(request(), num_choices=0),
+        replace(request(), num_choices=100_000),
+        replace(request(), model="other"),
+        request(max_tokens=0),
+    ],
+    ids=["no-prompt", "odd-prompt", "no-choice", "many-choices", "model", "no-tokens"],
+)
+async def test_unusable_requests_end_as_failed(bench: Bench, bad: Request) -> None:
+    await bench.put(bad)
+    await bench.intake.take(await bench.pull())
+    await bench.endings.settle(2.0)
+    assert [event.outcome for event in await bench.endings_of(bad)] == [Outcome.FAILED]
+    assert await bench.num_queued() == 0
+
+
+async def test_a_request_that_no_message_could_describe_is_refused(bench: Bench) -> None:
+    long = request(num_prompt=100_000, max_tokens=200_000)
+    await bench.put(long)
+    await bench.intake.take(await bench.pull())
+    await bench.endings.settle(2.0)
+    assert [event.code for event in await bench.endings_of(long)] == ["context_length_exceeded"]
+
+
+async def test_a_redelivered_request_continues_from_the_token_log(bench: Bench) -> None:
+    wanted = request(num_choices=2)
+    await bench.put(wanted)
+    bench.bus.give_back((await bench.pull()).ack_subject)
+    frame = TokenFrame(request_id=wanted.request_id, choice=1, attempt=4, index=0, tokens=(7, 8))
+    bench.bus.publish(tokens_subject(wanted.router, wanted.request_id), codec.encode(frame))
+    await asyncio.sleep(0)
+    await bench.intake.take(await bench.pull())
+    bench.core.add_worker(WorkerId("w"), FACTS, (), 0.0)
+    admissions = bench.core.schedule(0.0).credits[WorkerId("w")].admissions
+    for admission in admissions:
+        if admission.choice == 1:
+            assert admission.attempt > 4
+            assert codec.unpack_ids(admission.output).tolist() == [7, 8]
+    assert admissions
+
+
+async def test_a_redelivered_request_that_has_ended_is_only_acknowledged(bench: Bench) -> None:
+    wanted = request()
+    await bench.put(wanted)
+    bench.bus.give_back((await bench.pull()).ack_subject)
+    event = RequestEnded(request_id=wanted.request_id, outcome=Outcome.FINISHED)
+    bench.bus.publish(tokens_subject(wanted.router, wanted.request_id), codec.encode(event))
+    await bench.intake.take(await bench.pull())
+    assert bench.owned() == [] and await bench.num_queued() == 0
+    assert len(await bench.endings_of(wanted)) == 1
+
+
+async def test_a_request_that_ended_here_is_acknowledged_again(bench: Bench) -> None:
+    wanted = request()
+    await bench.put(wanted)
+    delivery = await bench.pull()
+    await bench.intake.take(delivery)
+    bench.core.cancel(wanted.request_id, None, CancelReason.CLIENT, 0.0)
+    assert len(bench.core.schedule(0.0).ended) == 1
+    bench.bus.give_back(delivery.ack_subject)
+    await bench.intake.take(await bench.pull())
+    assert await bench.num_queued() == 0 and bench.owned() == []
+
+
+async def test_a_request_that_comes_back_too_often_fails(bench: Bench) -> None:
+    wanted = request()
+    await bench.put(wanted)
+    for _ in range(3):
+        bench.bus.give_back((await bench.pull()).ack_subject)
+    await bench.intake.take(await bench.pull())
+    await bench.endings.settle(2.0)
+    assert [event.outcome for event in await bench.endings_of(wanted)] == [Outcome.FAILED]
+    assert await bench.num_queued() == 0 and bench.owned() == []
+
+
+async def test_a_cancellation_that_came_first_is_applied(bench: Bench) -> None:
+    wanted = request()
+    bench.bus.publish(cancel_subject(wanted.request_id), codec.encode(Cancel(request_id=wanted.request_id)))
+    await until(lambda: bench.cancels)
+    bench.cancels.clear()
+    await bench.put(wanted)
+    await bench.intake.take(await bench.pull())
+    assert [cancel.request_id for cancel in bench.cancels] == [wanted.request_id]
