@@ -1,0 +1,212 @@
+// A forward pass of a Llama-shaped bfloat16 model in one parallel region: nothing runs between two operations but a barrier.
+//
+// Activations are rounded to bfloat16 wherever separate tensor operations would round them.
+#include <memory>
+
+#include "attention.h"
+#include "matmul.h"
+#include "rows.h"
+#include "team.h"
+
+namespace headrace {
+namespace {
+
+constexpr int kAlone = 16;  // every thread normalizes up to this many rows for itself: that takes less time than a barrier
+
+// A packed matrix and its bias (null: none).
+struct Matrix {
+    const bf16* weights;
+    const bf16* bias;
+};
+
+struct LayerWeights {
+    Matrix qkv;
+    Matrix output;
+    Matrix gate_up;  // tiles of gate and up by turns, so that one thread has both sides of a product
+    Matrix down;
+};
+
+struct ModelShape {
+    AttentionShape attention;
+    int hidden_size;
+    int intermediate_size;
+    int num_layers;
+    float epsilon;
+    std::int64_t vocab_size;
+};
+
+struct Batch {
+    Sequences sequences;
+    std::int64_t num_tokens;
+    const std::int64_t* token_ids;
+    const std::int64_t* positions;
+    const std::int64_t* slots;  // see `cached`, at multiples of slot_stride
+    std::int64_t slot_stride;
+    std::int64_t num_sampled;
+    const std::int64_t* sampled_rows;
+};
+
+std::int64_t tiles_of(std::int64_t outputs) { return (outputs + kTile - 1) / kTile; }
+
+class Model {
+  public:
+    Model(const ModelShape& shape, const LayerWeights* layers, const bf16* embedding, Matrix head, const float* rotations)
+        : shape_(shape),
+          layers_(layers, layers + shape.num_layers),
+          embedding_(embedding),
+          head_(head),
+          rotations_(rotations),
+          counters_(new std::atomic<int>[2 * static_cast<std::size_t>(shape.num_layers)]) {}
+
+    // pages[layer]; logits [num_sampled, vocab_size].
+    void run(const Batch& batch, bf16* const* pages, bf16* logits, int num_threads) {
+        const auto& attention = shape_.attention;
+        const auto tokens = static_cast<std::size_t>(batch.num_tokens);
+        const auto width = static_cast<std::size_t>(attention.num_heads) * attention.head_dim;
+        hidden_.resize(tokens * shape_.hidden_size);
+        normal_.resize(tokens * shape_.hidden_size);
+        queries_.resize(tokens * width);
+        mixed_.resize(tokens * width);
+        gated_.resize(tokens * shape_.intermediate_size);
+        plan_attention(attention, batch.sequences, num_threads, plan_);
+        partials_.resize(static_cast<std::size_t>(partials_size(attention, plan_)));
+        for (int i = 0; i < 2 * shape_.num_layers; ++i) counters_[i].store(0, std::memory_order_relaxed);
+        auto body = [&](Team& team) { work(team, batch, pages, logits); };
+        run_team(num_threads, body);
+    }
+
+  private:
+    void work(Team& team, const Batch& batch, bf16* const* pages, bf16* logits) {
+        const auto& attention = shape_.attention;
+        const int width = attention.num_heads * attention.head_dim;
+        const auto own = team.share(batch.num_tokens);
+        for (auto row = own.begin; row < own.end; ++row)
+            std::memcpy(hidden_row(row), embedding_ + batch.token_ids[row] * shape_.hidden_size,
+                        static_cast<std::size_t>(shape_.hidden_size) * sizeof(bf16));
+        team.wait();
+        for (int index = 0; index < shape_.num_layers; ++index) {
+            const LayerWeights& layer = layers_[static_cast<std::size_t>(index)];
+            project(team, batch, layer.qkv, pages[index]);
+            team.wait();
+            attend<bf16>(team, attention, batch.sequences, plan_, queries_.data(), width, pages[index], mixed_.data(),
+                         partials_.data(), &counters_[2 * index]);
+            team.wait();
+            add_product(team, batch.num_tokens, mixed_.data(), width, layer.output);
+            team.wait();
+            multiply_gate(team, batch.num_tokens, layer.gate_up);
+            team.wait();
+            add_product(team, batch.num_tokens, gated_.data(), shape_.intermediate_size, layer.down);
+            team.wait();
+        }
+        if (batch.num_sampled == 0) return;
+        const bf16* rows = normalized(team, batch.num_sampled, batch.sampled_rows);
+        compute(team, rows, shape_.hidden_size, batch.num_sampled, head_, shape_.vocab_size, 1,
+                [&](std::int64_t row, std::int64_t column, Floats sums) {
+                    store_part(logits + row * shape_.vocab_size + column, sums, shape_.vocab_size - column);
+                });
+    }
+
+    bf16* hidden_row(std::int64_t row) { return hidden_.data() + row * shape_.hidden_size; }
+
+    // The rows (null: the first `count` ones) of the hidden states, normalized.
+    const bf16* normalized(Team& team, std::int64_t count, const std::int64_t* rows) {
+        thread_local Scratch scratch;
+        const bool alone = count <= kAlone;
+        bf16* target = alone ? scratch.get<bf16>(static_cast<std::size_t>(count) * shape_.hidden_size) : normal_.data();
+        const auto own = alone ? Range{0, count} : team.share(count);
+        for (auto row = own.begin; row < own.end; ++row)
+            normalize_row(hidden_row(rows ? rows[row] : row), shape_.hidden_size, shape_.epsilon,
+                          target + row * shape_.hidden_size);
+        if (!alone) team.wait();
+        return target;
+    }
+
+    // Calls finish(row, column, sums of 16 columns) for this thread's part of rows x outputs. Parts begin at multiples of
+    // `step` tiles.
+    template <class Finish>
+    void compute(Team& team, const bf16* x, int num_inputs, std::int64_t num_rows, const Matrix& matrix,
+                 std::int64_t num_outputs, int step, Finish&& finish) {
+        const auto tiles = team.share(tiles_of(num_outputs), step);
+        multiply_tiles(x, num_inputs, static_cast<int>(num_rows), matrix.weights, num_inputs, tiles.begin, tiles.end,
+                       [&](int first, int count, std::int64_t tile, int num_tiles, const float* products) {
+                           for (int row = 0; row < count; ++row)
+                               for (int t = 0; t < num_tiles; ++t) {
+                                   const auto column = (tile + t) * kTile;
+                                   Floats sums = load(products + row * kPanel + t * kTile);
+                                   if (matrix.bias) sums += load_part(matrix.bias + column, num_outputs - column);
+                                   finish(first + row, column, rounded<bf16>(sums));
+                               }
+                       });
+    }
+
+    // Queries to their buffer, keys and values to the pages, rotated.
+    void project(Team& team, const Batch& batch, const Matrix& matrix, bf16* pages) {
+        const auto& attention = shape_.attention;
+        const int dim = attention.head_dim;
+        const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
+        const bf16* rows = normalized(team, batch.num_tokens, nullptr);
+        compute(team, rows, shape_.hidden_size, batch.num_tokens, matrix,
+                static_cast<std::int64_t>(num_heads + 2 * num_kv_heads) * dim, 1,
+                [&](std::int64_t row, std::int64_t column, Floats sums) {
+                    const int head = static_cast<int>(column) / dim, component = static_cast<int>(column) % dim;
+                    if (head < num_heads + num_kv_heads)
+                        sums = rotated(sums, load(rotations_ + batch.positions[row] * dim + component));
+                    bf16* target = head < num_heads
+                                       ? queries_.data() + row * num_heads * dim + head * dim
+                                       : cached(pages, attention, batch.slots[row * batch.slot_stride], head - num_heads);
+                    store(target + component, sums);
+                });
+    }
+
+    void add_product(Team& team, std::int64_t num_rows, const bf16* x, int num_inputs, const Matrix& matrix) {
+        compute(team, x, num_inputs, num_rows, matrix, shape_.hidden_size, 1,
+                [&](std::int64_t row, std::int64_t column, Floats sums) {
+                    bf16* target = hidden_row(row) + column;
+                    store(target, load(target) + sums);
+                });
+    }
+
+    void multiply_gate(Team& team, std::int64_t num_rows, const Matrix& matrix) {
+        const bf16* rows = normalized(team, num_rows, nullptr);
+        Floats gate{};  // of the tile before: gate and up come one after the other
+        compute(team, rows, shape_.hidden_size, num_rows, matrix, 2 * static_cast<std::int64_t>(shape_.intermediate_size), 2,
+                [&](std::int64_t row, std::int64_t column, Floats sums) {
+                    if (column / kTile % 2 == 0)
+                        gate = sums;
+                    else
+                        store(gated_.data() + row * shape_.intermediate_size + column / (2 * kTile) * kTile,
+                              silu_mul<bf16>(gate, sums));
+                });
+    }
+
+    const ModelShape shape_;
+    const std::vector<LayerWeights> layers_;
+    const bf16* embedding_;
+    const Matrix head_;
+    const float* rotations_;
+    std::vector<bf16> hidden_;
+    std::vector<bf16> normal_;
+    std::vector<bf16> queries_;
+    std::vector<bf16> mixed_;
+    std::vector<bf16> gated_;
+    std::vector<float> partials_;
+    AttentionPlan plan_;
+    std::unique_ptr<std::atomic<int>[]> counters_;
+};
+
+}  // namespace
+}  // namespace headrace
+
+using namespace headrace;
+
+// Keeps the pointers. `rotations` is [positions, head_dim / 2, 2]: cosine and sine.
+HEADRACE_EXPORT void* headrace_model_new(const ModelShape* shape, const LayerWeights* layers, const bf16* embedding, const Matrix* head,
+                         const float* rotations) {
+    return new Model(*shape, layers, embedding, *head, rotations);
+}
+
+HEADRACE_EXPORT void headrace_model_free(void* model) { delete static_cast<Model*>(model); }
+
+HEADRACE_EXPORT void headrace_model_run(void* model, const Batch* batch, bf16* const* pages, bf16* logits, int num_threads) {
+    static_cast<Model*>(model)->run(*batch, pages, logits, num_threads);
+}

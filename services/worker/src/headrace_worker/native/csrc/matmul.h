@@ -1,0 +1,51 @@
+// y = x W^T for bfloat16 with float32 sums.
+//
+// W [outputs, inputs] is packed in tiles of 16 outputs: [tile][inputs / 2][16][2]. A vector then holds a pair of inputs
+// for 16 outputs, which is what the dot-product instructions of AVX-512 and the tiles of AMX take, and a sum over inputs
+// needs no reduction across lanes. Each sum is one chain in the order of the inputs, whatever the number of rows: a row's
+// result does not depend on the rows beside it.
+#pragma once
+
+#include "numeric.h"
+#include "tiles.h"
+
+namespace headrace {
+
+constexpr int kTile = 16;         // outputs of a tile
+constexpr int kPanelTiles = 4;    // tiles that are computed together
+constexpr int kPanel = kTile * kPanelTiles;
+constexpr int kInputStep = 32;    // inputs come in multiples of this
+constexpr int kMostRows = 32;     // rows of one call of `multiply`
+
+// How many rows `multiply` does best at once.
+int rows_at_once(int num_rows);
+
+// Rows [0, num_rows <= rows_at_once) of x (row stride `stride`) times `num_tiles` <= kPanelTiles tiles from `weights` on.
+// products: [num_rows][kPanel].
+void multiply(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs, int num_tiles,
+              float* products);
+
+// amx, avx512_bf16 or portable.
+const char* matmul_kind();
+
+void pack(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, bf16* packed);
+
+// Calls finish(first_row, num_rows, first_tile, num_tiles, products) for tiles [first_tile, last_tile) of all rows.
+template <class Finish>
+void multiply_tiles(const bf16* x, std::int64_t stride, int num_rows, const bf16* packed, int num_inputs,
+                    std::int64_t first_tile, std::int64_t last_tile, Finish&& finish) {
+    alignas(64) float products[kMostRows * kPanel];
+    MatrixUnit unit;
+    const std::int64_t tile_size = static_cast<std::int64_t>(num_inputs) * kTile;
+    for (auto tile = first_tile; tile < last_tile; tile += kPanelTiles) {
+        const int num_tiles = static_cast<int>(last_tile - tile < kPanelTiles ? last_tile - tile : kPanelTiles);
+        for (int row = 0; row < num_rows;) {
+            const int count = rows_at_once(num_rows - row);
+            multiply(x + row * stride, stride, count, packed + tile * tile_size, num_inputs, num_tiles, products);
+            finish(row, count, tile, num_tiles, products);
+            row += count;
+        }
+    }
+}
+
+}  // namespace headrace

@@ -1,0 +1,139 @@
+// Element types and the few vector operations that every kernel needs. Vectors are compiler vectors of 16 floats, which
+// the compiler lowers to whatever the processor has.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if !defined(HEADRACE_PORTABLE) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512BF16__)
+#define HEADRACE_BF16_DOT 1
+#include <immintrin.h>
+#endif
+
+// What Python calls. Everything else is hidden, so that two builds in one process share nothing.
+#define HEADRACE_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace headrace {
+
+using bf16 = std::uint16_t;
+
+constexpr int kLanes = 16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef std::int32_t Ints __attribute__((vector_size(64)));
+typedef std::uint32_t Words __attribute__((vector_size(64)));
+typedef std::uint16_t Halves __attribute__((vector_size(32)));
+
+inline Floats splat(float value) { return Floats{} + value; }
+
+inline float to_float(float value) { return value; }
+inline float to_float(bf16 value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16); }
+
+template <class T>
+T from_float(float value);
+template <>
+inline float from_float<float>(float value) {
+    return value;
+}
+template <>
+inline bf16 from_float<bf16>(float value) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    if (value != value) return static_cast<bf16>((bits >> 16) | 0x40);
+    return static_cast<bf16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline Floats load(const float* source) {
+    Floats value;
+    std::memcpy(&value, source, sizeof value);
+    return value;
+}
+inline Floats load(const bf16* source) {
+    Halves halves;
+    std::memcpy(&halves, source, sizeof halves);
+    return std::bit_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+}
+
+inline void store(float* target, Floats value) { std::memcpy(target, &value, sizeof value); }
+inline void store(bf16* target, Floats value) {
+#ifdef HEADRACE_BF16_DOT
+    const auto halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512&>(value));
+    std::memcpy(target, &halves, sizeof halves);
+#else
+    const Words bits = std::bit_cast<Words>(value);
+    const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Words quiet = (bits >> 16) | 0x40;
+    const Halves halves = __builtin_convertvector(value != value ? quiet : rounded, Halves);
+    std::memcpy(target, &halves, sizeof halves);
+#endif
+}
+
+// What `value` becomes when it is stored as T and read back.
+template <class T>
+Floats rounded(Floats value) {
+    T stored[kLanes];
+    store(stored, value);
+    return load(stored);
+}
+template <>
+inline Floats rounded<float>(Floats value) {
+    return value;
+}
+
+// Sums and maxima by a fixed tree, so that they do not depend on how the compiler vectorizes.
+inline Floats folded(Floats value, int width) {
+    switch (width) {
+        case 8:
+            return __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+        case 4:
+            return __builtin_shufflevector(value, value, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+        case 2:
+            return __builtin_shufflevector(value, value, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+        default:
+            return __builtin_shufflevector(value, value, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    }
+}
+inline float sum(Floats value) {
+    for (int width = kLanes / 2; width > 0; width /= 2) value += folded(value, width);
+    return value[0];
+}
+inline float maximum(Floats value) {
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+        const Floats other = folded(value, width);
+        value = other > value ? other : value;
+    }
+    return value[0];
+}
+
+// 2^x to within 4e-7 of it, or 2e-5 where bfloat16 is enough. Below 2^-126 it is 2^-126, above 2^127 it is 2^127.
+template <class T = float>
+Floats exp2(Floats x) {
+    x = x < splat(-126.0f) ? splat(-126.0f) : x;
+    x = x > splat(127.0f) ? splat(127.0f) : x;
+    const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    const Floats shifted = x + magic;
+    const Floats part = x - (shifted - magic);
+    Floats power;
+    if constexpr (sizeof(T) == sizeof(float)) {
+        power = splat(1.2639867e-3f);
+        power = power * part + 9.6596554e-3f;
+        power = power * part + 5.5525940e-2f;
+        power = power * part + 2.4022549e-1f;
+        power = power * part + 6.9314593e-1f;
+        power = power * part + 9.9999988e-1f;
+    } else {
+        power = splat(8.9842537e-3f);
+        power = power * part + 5.5731285e-2f;
+        power = power * part + 2.4036302e-1f;
+        power = power * part + 6.9315791e-1f;
+        power = power * part + 1.0f;
+    }
+    // The integer's low bits become the exponent; magic's own bits leave at the top.
+    return std::bit_cast<Floats>(std::bit_cast<Words>(power) + (std::bit_cast<Words>(shifted) << 23));
+}
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+inline Floats silu(Floats x) { return x / (exp2(x * -kLog2E) + 1.0f); }
+
+}  // namespace headrace

@@ -1,0 +1,173 @@
+"""A Llama-shaped bfloat16 model whose whole forward pass is one call into the kernels."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headrace_worker.native.attention import HEAD_DIM_STEP, PagedBatch
+from headrace_worker.native.checks import check_multiple, check_range, check_tensor
+from headrace_worker.native.library import Library, load
+from headrace_worker.native.linear import INPUT_STEP, TILE, PackedWeight
+from headrace_worker.native.structures import AttentionShape, Batch, LayerWeights, Matrix, ModelShape
+
+_BF16 = (torch.bfloat16,)
+
+
+class NativeShape(NamedTuple):
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    block_size: int
+    epsilon: float
+    scale: float
+
+    def check(self) -> None:
+        """ValueError for what the kernels do not take."""
+        check_multiple("hidden size", self.hidden_size, INPUT_STEP)
+        check_multiple("intermediate size", self.intermediate_size, INPUT_STEP)
+        check_multiple("head size", self.head_dim, HEAD_DIM_STEP)
+        check_multiple("number of heads", self.num_heads, self.num_kv_heads)
+
+
+class NativeMatrix(NamedTuple):
+    weight: PackedWeight
+    bias: Tensor | None
+
+
+class NativeLayer(NamedTuple):
+    """Norm weights are multiplied into the matrices. `gate_up` comes from `pack_gate_up`."""
+
+    qkv: NativeMatrix
+    output: NativeMatrix
+    gate_up: NativeMatrix
+    down: NativeMatrix
+
+
+def pack(weight: Tensor, bias: Tensor | None, library: Library | None = None) -> NativeMatrix:
+    """weight [outputs, inputs], bias [outputs], bfloat16."""
+    if bias is not None:
+        check_tensor("bias", bias, (weight.shape[0],), _BF16)
+    return NativeMatrix(PackedWeight(weight, library), bias)
+
+
+def pack_gate_up(weight: Tensor, bias: Tensor | None, library: Library | None = None) -> NativeMatrix:
+    """weight [2 * size, inputs]: gate above up, whose tiles are packed by turns."""
+    return pack(_by_turns(weight), None if bias is None else _by_turns(bias), library)
+
+
+def _by_turns(rows: Tensor) -> Tensor:
+    return rows.view(2, -1, TILE, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+
+class NativeModel:
+    """Not thread-safe: its buffers serve one iteration at a time."""
+
+    def __init__(
+        self,
+        shape: NativeShape,
+        layers: Sequence[NativeLayer],
+        embedding: Tensor,
+        head: NativeMatrix,
+        rotations: Tensor,
+        library: Library | None = None,
+    ) -> None:
+        """embedding [vocab_size, hidden_size] bfloat16; rotations [positions, head_dim / 2] complex64.
+
+        Raises ValueError for what the kernels do not take."""
+        shape.check()
+        check_tensor("embedding", embedding, (shape.vocab_size, shape.hidden_size), _BF16)
+        check_tensor("rotations", rotations, (None, shape.head_dim // 2), (torch.complex64,))
+        q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        for layer in layers:
+            _check_matrix("qkv", layer.qkv, q_width + 2 * kv_width, shape.hidden_size)
+            _check_matrix("output", layer.output, shape.hidden_size, q_width)
+            _check_matrix("gate_up", layer.gate_up, 2 * shape.intermediate_size, shape.hidden_size)
+            _check_matrix("down", layer.down, shape.hidden_size, shape.intermediate_size)
+        _check_matrix("head", head, shape.vocab_size, shape.hidden_size)
+        self._shape = shape
+        self._num_layers = len(layers)
+        self._num_positions = rotations.shape[0]
+        self._kept = (list(layers), embedding, head, rotations)
+        functions = (library or load()).functions
+        weights = (LayerWeights * len(layers))(*(LayerWeights(*map(_matrix, layer)) for layer in layers))
+        structure = ModelShape(
+            AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, shape.scale),
+            shape.hidden_size,
+            shape.intermediate_size,
+            len(layers),
+            shape.epsilon,
+            shape.vocab_size,
+        )
+        self._handle = functions.headrace_model_new(
+            ctypes.byref(structure),
+            weights,
+            embedding.data_ptr(),
+            ctypes.byref(_matrix(head)),
+            rotations.data_ptr(),
+        )
+        self._run = functions.headrace_model_run
+        weakref.finalize(self, functions.headrace_model_free, self._handle)
+
+    def logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        sampled_rows: Tensor,
+        batch: PagedBatch,
+        pages: Sequence[Tensor],
+    ) -> Tensor:
+        """One iteration: token_ids, positions [tokens], slots [tokens, 2 * num_kv_heads], sampled_rows [sampled], all
+        int64; pages: of each layer, [blocks, 2, num_kv_heads, block_size, head_dim] -> [sampled, vocab_size] bfloat16.
+
+        Writes the tokens' keys and values. A sequence's results are the same bits whatever else is in the batch and
+        however its prompt is cut into chunks. Raises ValueError for what the kernels do not take.
+        """
+        shape, num_tokens = self._shape, batch.num_rows
+        integers = (torch.int64,)
+        check_tensor("token_ids", token_ids, (num_tokens,), integers)
+        check_tensor("positions", positions, (num_tokens,), integers)
+        check_tensor("slots", slots, (num_tokens, 2 * shape.num_kv_heads), integers)
+        check_tensor("sampled_rows", sampled_rows, (None,), integers)
+        check_range("token_ids", token_ids, shape.vocab_size)
+        check_range("positions", positions, self._num_positions)
+        check_range("sampled_rows", sampled_rows, num_tokens)
+        if len(pages) != self._num_layers:
+            raise ValueError(f"pages of {len(pages)} layers, not {self._num_layers}")
+        for layer_pages in pages:
+            check_tensor("pages", layer_pages, (None, 2, shape.num_kv_heads, shape.block_size, shape.head_dim), _BF16)
+        num_blocks = min(layer_pages.shape[0] for layer_pages in pages)
+        check_range("slots", slots, num_blocks * 2 * shape.num_kv_heads * shape.block_size)
+        if batch.greatest_block >= num_blocks or batch.block_size != shape.block_size:
+            raise ValueError("the block table does not fit the pages")
+        logits = torch.empty((sampled_rows.shape[0], shape.vocab_size), dtype=torch.bfloat16)
+        structure = Batch(
+            batch.sequences,
+            num_tokens,
+            token_ids.data_ptr(),
+            positions.data_ptr(),
+            slots.data_ptr(),
+            slots.stride(0),
+            sampled_rows.shape[0],
+            sampled_rows.data_ptr(),
+        )
+        pointers = (ctypes.c_void_p * len(pages))(*(layer_pages.data_ptr() for layer_pages in pages))
+        self._run(self._handle, ctypes.byref(structure), pointers, logits.data_ptr(), torch.get_num_threads())
+        return logits
+
+
+def _check_matrix(name: str, matrix: NativeMatrix, num_outputs: int, num_inputs: int) -> None:
+    have = (matrix.weight.num_outputs, matrix.weight.num_inputs)
+    if have != (num_outputs, num_inputs):
+        raise ValueError(f"{name} has the shape {have}, not {(num_outputs, num_inputs)}")
+
+
+def _matrix(matrix: NativeMatrix) -> Matrix:
+    return Matrix(matrix.weight.data.data_ptr(), None if matrix.bias is None else matrix.bias.data_ptr())

@@ -1,0 +1,55 @@
+"""The C structures that the kernels take, field by field as in csrc."""
+
+import ctypes
+
+
+class AttentionShape(ctypes.Structure):
+    _fields_ = (
+        ("num_heads", ctypes.c_int),
+        ("num_kv_heads", ctypes.c_int),
+        ("head_dim", ctypes.c_int),
+        ("block_size", ctypes.c_int),
+        ("scale", ctypes.c_float),
+    )
+
+
+class Sequences(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_int),
+        ("query_starts", ctypes.c_void_p),
+        ("context_lengths", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("table_stride", ctypes.c_int64),
+    )
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (("weights", ctypes.c_void_p), ("bias", ctypes.c_void_p))
+
+
+class LayerWeights(ctypes.Structure):
+    _fields_ = (("qkv", Matrix), ("output", Matrix), ("gate_up", Matrix), ("down", Matrix))
+
+
+class ModelShape(ctypes.Structure):
+    _fields_ = (
+        ("attention", AttentionShape),
+        ("hidden_size", ctypes.c_int),
+        ("intermediate_size", ctypes.c_int),
+        ("num_layers", ctypes.c_int),
+        ("epsilon", ctypes.c_float),
+        ("vocab_size", ctypes.c_int64),
+    )
+
+
+class Batch(ctypes.Structure):
+    _fields_ = (
+        ("sequences", Sequences),
+        ("num_tokens", ctypes.c_int64),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("slot_stride", ctypes.c_int64),
+        ("num_sampled", ctypes.c_int64),
+        ("sampled_rows", ctypes.c_void_p),
+    )
