@@ -56,6 +56,7 @@ def examine(settings: DoctorSettings, environ: Mapping[str, str]) -> list[Findin
         _check(f"port {settings.port}", "free", lambda: check_ports(settings.host, [settings.port])),
         _check("data", f"{data_dir} is writable", lambda: check_data_dir(data_dir)),
         _check("memory", f"{show_bytes(available)} available", lambda: check_memory(memory, available)),
+        _compiler(),
         _gpu(),
         _model(),
     ]
@@ -82,6 +83,11 @@ def _broker() -> Finding:
         return Finding("broker", str(error), is_problem=True)
     version = _output([str(path), "--version"])
     return Finding("broker", version) if version else Finding("broker", f"{path} does not run", is_problem=True)
+
+
+def _compiler() -> Finding:
+    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    return Finding("compiler", found or "none; needed on a GPU only, where Triton builds its launchers with it")
 
 
 def _gpu() -> Finding:
