@@ -36,7 +36,7 @@ MAX_WAITING = 4096
 # Error codes of the JetStream API.
 CONSUMER_NOT_FOUND = 10014
 WRONG_LAST_SEQUENCE = 10071
-STREAM_EXISTS = 10058
+STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 DELETE_FAILED = frozenset({10043, 10057})
 MESSAGE_TOO_LARGE = 10054
@@ -118,10 +118,16 @@ class JetStream:
     async def ensure_stream_config(self, config: dict[str, Any]) -> None:
         name = config["name"]
         config = config | {"num_replicas": self._num_replicas, "allow_direct": True}
-        answer = await self.api(f"STREAM.CREATE.{name}", config)
-        if answer.get("error", {}).get("err_code") == STREAM_EXISTS:
-            await self.must(f"STREAM.UPDATE.{name}", config)
-        elif "error" in answer:
+        # Update first: the server finds a stream that is to be created too large for its memory before it sees that
+        # the stream exists.
+        answer = await self.api(f"STREAM.UPDATE.{name}", config)
+        if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
+            created = await self.api(f"STREAM.CREATE.{name}", config)
+            # When it fails, another process may just have made it.
+            answer = await self.api(f"STREAM.UPDATE.{name}", config) if "error" in created else created
+            if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
+                answer = created
+        if "error" in answer:
             raise _error_of(answer, name)
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
