@@ -21,6 +21,7 @@ from headrace_shared.messages import (
     FinishReason,
     Lane,
     LogMessage,
+    Outcome,
     Request,
     RequestEnded,
     RequestId,
@@ -41,8 +42,10 @@ from headrace_shared.subjects import (
     requests_stream,
     tokens_subject,
 )
+from tests.scripted_engine import expected_output
 
 MODEL = "scripted"
+PROMPT = list(range(100, 140))
 
 
 @dataclass
@@ -287,3 +290,21 @@ async def until_empty(client: Client, timeout_s: float = 10.0) -> None:
     while await client.num_queued():
         assert time.monotonic() < deadline, f"{await client.num_queued()} messages left in the queue"
         await asyncio.sleep(0.02)
+
+
+def assert_complete(heard: Heard, num_tokens: int) -> None:
+    """One ending, and every token once and in order."""
+    prompt = codec.unpack_ids(heard.request.prompt).tolist()
+    for choice in range(heard.request.num_choices):
+        assert heard.outputs[choice] == expected_output(prompt, heard.request.sampling.seed, choice, num_tokens)
+        assert heard.finishes[choice] is FinishReason.LENGTH
+    assert [event.outcome for event in heard.endings] == [Outcome.FINISHED]
+
+
+async def blocks_return(client: Client, *workers: str) -> None:
+    """Every worker holds nothing, by its own account and the scheduler's."""
+    for worker in workers:
+        await until(
+            lambda worker=worker: client.gauge(worker, "num_free_blocks") == client.gauge(worker, "num_blocks"),  # type: ignore[misc]  # a default binds it
+            what=f"{worker}: {client.telemetry.get(worker)}",
+        )
