@@ -172,6 +172,9 @@ class World:
         self._tasks[name] = asyncio.create_task(worker.run())
         return worker
 
+    def is_over(self, name: str) -> bool:
+        return self._tasks[name].done()
+
     async def kill(self, name: str) -> None:
         """Stops a scheduler or worker without a word."""
         task = self._tasks.pop(name)

@@ -54,7 +54,7 @@ class SchedulerService:
     def __init__(
         self, service: Service, bus: Bus, settings: SchedulerSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._service = service
+        self.service = service
         self._bus = bus
         self._settings = settings
         self._clock = clock
@@ -103,7 +103,7 @@ class SchedulerService:
     async def run(self) -> None:
         """Raises BusError if the broker does not get ready within its time limits."""
         await self._set_up()
-        service = self._service
+        service = self.service
         service.spawn(self._leases.keep(self.fleet.on_lease_lost), "leases")
         service.spawn(self.fleet.run(), "fleet")
         service.spawn(self._endings.run(), "endings")
@@ -131,7 +131,7 @@ class SchedulerService:
         await self._leases.open()
         await self._cancellations.open()
         await self._peers.open(self._bus)
-        await self._bus.subscribe(progress_subject(SchedulerId(self._service.id)), self.fleet.on_report)
+        await self._bus.subscribe(progress_subject(SchedulerId(self.service.id)), self.fleet.on_report)
         await self._bus.subscribe(all_hellos_of(self._model), self.fleet.on_hello)
         self._bus.on_reconnect(self._reconnected.set)
 
@@ -228,7 +228,7 @@ class SchedulerService:
         self._cancellations.look_up(adoption.adopted)
         left = {request_id: routers[request_id] for request_id in (*adoption.adopted, *adoption.incomplete)}
         if left:
-            self._service.spawn(self._look_back(self.core, left), "look-back")
+            self.service.spawn(self._look_back(self.core, left), "look-back")
 
     async def _look_back(self, core: Scheduler, left: Mapping[RequestId, RouterId]) -> None:
         """Asks the token log about requests that a predecessor left."""
@@ -263,6 +263,6 @@ class SchedulerService:
         return self.core
 
     def _state(self) -> str:
-        if self._service.draining.is_set():
+        if self.service.draining.is_set():
             return "draining"
         return "ready" if self.fleet.has_active else "waiting for a worker"
