@@ -266,7 +266,7 @@ async def running_router(
     working: asyncio.Task[None] | None = None
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20.0, trust_env=False) as client:
-            await _until_model(client)
+            await _until_model(client, running)
             if has_worker:
                 working = asyncio.create_task(worker.run())
                 await until(lambda: worker.has_started)
@@ -283,10 +283,12 @@ async def running_router(
         await worker_bus.close()
 
 
-async def _until_model(client: httpx.AsyncClient) -> None:
+async def _until_model(client: httpx.AsyncClient, running: "asyncio.Task[int]") -> None:
     for _ in range(500):
+        if running.done():
+            raise AssertionError("the router ended at once") from running.exception()
         with contextlib.suppress(httpx.TransportError):
-            if (await client.get("/v1/models")).json()["data"]:
+            if (await client.get("/v1/models", timeout=0.5)).json()["data"]:
                 return
         await asyncio.sleep(0.01)
     raise AssertionError("the router never knew its model")

@@ -143,6 +143,39 @@ async def test_too_many_and_too_large_headers() -> None:
         assert (await router.client.get("/live")).status_code == 200
 
 
+async def test_what_is_no_http() -> None:
+    def send(data: bytes, port: int) -> bytes:
+        with raw_connection(port) as connection:
+            connection.sendall(data)
+            return connection.recv(65536)
+
+    async with running_router(says("ok")) as router:
+        smuggled = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        )
+        for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"hello\r\n\r\n", smuggled):
+            answer = await asyncio.to_thread(send, data, router.port)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+        assert router.worker.requests == []
+
+
+async def test_slow_heads_and_slow_bodies_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_router.http_protocol.HEAD_TIMEOUT_S", 0.3)
+
+    def send(data: bytes, port: int) -> bytes:
+        with raw_connection(port) as connection:
+            connection.sendall(data)
+            return connection.recv(65536)
+
+    settings = RouterSettings(port=0, drain_delay_s=0.0, body_timeout_s=0.3)
+    async with running_router(says("ok"), settings=settings) as router:
+        assert await asyncio.to_thread(send, b"GET /live HTTP/1.1\r\nHost: ", router.port) == b""
+        slow = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        assert (await asyncio.to_thread(send, slow, router.port)).startswith(b"HTTP/1.1 408 ")
+
+
 async def test_a_template_s_refusal_is_told_in_its_own_words() -> None:
     source = "{% if messages[0].role == 'system' %}{{ raise_exception('No system turn, please.') }}{% endif %}" + CHATML
     async with running_router(says("ok"), card=make_card(chat_template=source)) as router:

@@ -9,8 +9,9 @@ import pytest
 from headrace_router.cancellation import Canceller
 from headrace_router.choices import ChoiceText
 from headrace_router.detokenization import build_vocabulary
-from headrace_router.generation import Generation, Limits, Prompt
+from headrace_router.generation import Generation, Limits
 from headrace_router.inflight import InFlightTable
+from headrace_router.prompt import Prompt
 from headrace_router.settings import RouterSettings
 from headrace_shared.errors import BusUnavailable, OutcomeUnknown, Overloaded, PayloadTooLarge, QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import re
 import socket
 
 import openai
@@ -128,6 +130,15 @@ async def test_tokenize_and_back() -> None:
         back = await router.client.post("/detokenize", json={"model": MODEL, "tokens": tokens})
         assert back.json() == {"prompt": "the 🦉"}
         assert (await router.client.get("/version")).json().keys() == {"version"}
+
+
+async def test_the_openapi_document_has_no_dangling_references() -> None:
+    async with running_router(says("ok")) as router:
+        document = (await router.client.get("/openapi.json")).text
+        names = set(json.loads(document)["components"]["schemas"])
+        assert set(re.findall(r'"#/components/schemas/([^"]+)"', document)) <= names
+        assert "ChatBody" in names
+        assert (await router.client.head("/health")).status_code == 200
 
 
 async def test_nothing_is_left_of_many_calls() -> None:

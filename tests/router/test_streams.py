@@ -135,7 +135,7 @@ async def test_choices_end_one_by_one() -> None:
 async def test_prompts_and_choices_are_numbered_in_order() -> None:
     async def script(worker: ScriptedWorker, request: Request) -> None:
         for choice in range(request.num_choices):
-            tokens = [request.prompt[0] + choice * 0, *byte_ids(str(choice))]
+            tokens = [request.prompt[0], *byte_ids(str(choice))]
             worker.frame(request, tokens, 0, choice=choice, finish=FinishReason.LENGTH)
 
     async with running_router(script) as router:
@@ -147,6 +147,8 @@ async def test_prompts_and_choices_are_numbered_in_order() -> None:
         assert [choice["text"] for choice in answer["choices"]] == [f"{a}{i % 2}" for i, a in enumerate(first)]
         assert answer["usage"]["prompt_tokens"] == 3 and answer["usage"]["completion_tokens"] == 12
         assert len({request.sampling.seed for request in router.worker.requests}) == 3
+        await router.client.post("/v1/completions", json={**body, "seed": 7})
+        assert {request.sampling.seed for request in router.worker.requests[3:]} == {7}
 
 
 async def test_repetitions_and_old_attempts_are_dropped() -> None:
@@ -162,30 +164,63 @@ async def test_repetitions_and_old_attempts_are_dropped() -> None:
         assert text_of(await stream(router)) == "abcdef"
 
 
-async def test_a_gap_is_repaired_from_the_log() -> None:
-    def lose(worker: ScriptedWorker, request: Request, frame: TokenFrame) -> None:
-        """Into the log, past the subscribers."""
-        subject = tokens_subject(request.router, request.request_id)
-        assert isinstance(worker.bus, MemoryBus)
-        worker.bus.broker.streams["TOKENS"].append(Message(subject, encode(frame)))
+def lose(worker: ScriptedWorker, request: Request, index: int, text: str, finish: FinishReason | None = None) -> None:
+    """A frame that is in the log and has reached no subscriber."""
+    frame = TokenFrame(
+        request_id=request.request_id, choice=0, attempt=0, index=index, tokens=tuple(byte_ids(text)), finish=finish
+    )
+    assert isinstance(worker.bus, MemoryBus)
+    subject = tokens_subject(request.router, request.request_id)
+    worker.bus.broker.streams["TOKENS"].append(Message(subject, encode(frame)))
 
+
+async def test_a_gap_is_repaired_from_the_log() -> None:
     async def script(worker: ScriptedWorker, request: Request) -> None:
-        tokens = byte_ids("abcdef")
-        for i, token in enumerate(tokens):
-            last = FinishReason.LENGTH if i == 5 else None
-            frame = TokenFrame(
-                request_id=request.request_id, choice=0, attempt=0, index=i, tokens=(token,), finish=last
-            )
-            if i in (2, 3, 5):
-                lose(worker, request, frame)
-            else:
-                worker.publish(request, frame)
+        worker.frame(request, byte_ids("ab"), 0)
+        lose(worker, request, 2, "c")
+        lose(worker, request, 3, "d")
+        for i, char in enumerate("ef", start=4):
+            worker.frame(request, byte_ids(char), i)
             await asyncio.sleep(0.01)
+        lose(worker, request, 6, "g", FinishReason.LENGTH)
 
     async with running_router(script) as router:
         events = await stream(router)
-        assert text_of(events) == "abcdef"
+        assert text_of(events) == "abcdefg"
         assert finishes(events) == [(0, "length")]
+
+
+async def test_lost_last_frames_are_found_when_it_gets_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_router.generation.LOOK_AFTER_S", 0.2)
+
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        worker.frame(request, byte_ids("ab"), 0)
+        lose(worker, request, 2, "cd", FinishReason.LENGTH)
+        await asyncio.sleep(100)
+
+    async with running_router(script) as router:
+        assert text_of(await stream(router)) == "abcd"
+
+
+async def test_a_terminal_event_before_the_last_frame() -> None:
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        worker.frame(request, byte_ids("ab"), 0)
+        await worker.end(request, Outcome.FINISHED)
+        worker.frame(request, byte_ids("cd"), 2, finish=FinishReason.LENGTH)
+
+    async with running_router(script) as router:
+        assert text_of(await stream(router)) == "abcd"
+
+
+async def test_a_terminal_event_without_the_last_frame_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_router.generation.REPAIR_DELAYS_S", (0.01, 0.01, 0.01))
+
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        worker.frame(request, byte_ids("ab"), 0)
+
+    async with running_router(script) as router:
+        events = await stream(router)
+        assert events[-2]["error"]["code"] == "tokens_lost"
 
 
 async def test_what_cannot_be_repaired_is_an_error_and_no_finish(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace_router.bodies import ClientGone
 from headrace_router.http_errors import error_response
-from headrace_router.routes import Parts, make_router
+from headrace_router.routes import BODIES, SCHEMA_REF, Parts, make_router
 from headrace_shared.errors import BusError, InvalidRequest, RequestError
 
 
@@ -16,6 +17,9 @@ def make_app(parts: Parts) -> FastAPI:
     # No interactive documentation: its pages load scripts from elsewhere.
     app = FastAPI(title="Headrace", docs_url=None, redoc_url=None)
     app.include_router(make_router(parts))
+    document = app.openapi()
+    _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
+    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     for kind in (RequestError, BusError, Exception):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

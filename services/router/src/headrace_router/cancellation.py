@@ -7,7 +7,7 @@ that pulled just before the deletion hears the Cancel, and gets some time to wri
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 import structlog
@@ -47,11 +47,14 @@ class Canceller:
 
     def stop_choice(self, request: Request, choice: int) -> None:
         """The choice is complete: its stop string was met."""
-        self._spawn(self._publish(Cancel(request_id=request.request_id, choice=choice, reason=CancelReason.STOP)))
+        cancel = Cancel(request_id=request.request_id, choice=choice, reason=CancelReason.STOP)
+        self._spawn(self._publish(cancel), lambda: None)
 
     def abort(self, queued: QueuedRequest, reason: CancelReason) -> None:
         """Nobody waits for the request any more."""
-        self._spawn(self._abort(queued, reason))
+        heard = Mailbox(capacity=64)
+        unregister = self._table.register(queued.request.request_id, heard)
+        self._spawn(self._abort(queued, reason, heard), unregister)
 
     async def close(self, timeout_s: float = 2.0) -> None:
         """Finishes what is under way, within the time."""
@@ -61,24 +64,24 @@ class Canceller:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], finish: Callable[[], None]) -> None:
         if len(self._tasks) >= MAX_TASKS:
             work.close()
+            finish()
             log.error("too many cancellations at once; this one is left to the request's own end")
             return
         task = asyncio.create_task(work, name="cancel")
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+        task.add_done_callback(lambda _: finish())
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("cancellation failed", error=repr(error))
 
-    async def _abort(self, queued: QueuedRequest, reason: CancelReason) -> None:
+    async def _abort(self, queued: QueuedRequest, reason: CancelReason, heard: Mailbox) -> None:
         request = queued.request
-        heard = Mailbox(capacity=64)
-        unregister = self._table.register(request.request_id, heard)
         try:
             await self._publish(Cancel(request_id=request.request_id, reason=reason))
             if queued.has_started or queued.stream_sequence is None:
@@ -97,7 +100,6 @@ class Canceller:
             log.warning("queued request not deleted", request_id=request.request_id, error=str(error))
         finally:
             heard.close()
-            unregister()
 
     async def _is_answered(self, heard: Mailbox) -> bool:
         """Whether the request's owner says something within the grace."""

@@ -5,6 +5,7 @@ all choices are complete, stops their work. A call with several prompts is sever
 """
 
 import asyncio
+import random
 from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -13,18 +14,15 @@ import structlog
 
 from headrace_router.admission import retry_after
 from headrace_router.cancellation import Canceller, QueuedRequest
-from headrace_router.choices import ChoiceText, Delta
+from headrace_router.choices import Delta
 from headrace_router.inflight import InFlightTable, Mailbox
-from headrace_router.partitioning import partition_of
-from headrace_router.token_log import Cursor, Verdict
+from headrace_router.prompt import Prompt
+from headrace_router.submission import read_log, submit
+from headrace_router.token_log import Verdict
 from headrace_shared.bus import Bus
-from headrace_shared.codec import decode, encode
 from headrace_shared.errors import (
     BusError,
-    BusUnavailable,
-    OutcomeUnknown,
     Overloaded,
-    ProtocolError,
     RequestError,
     ServiceFailure,
 )
@@ -32,18 +30,19 @@ from headrace_shared.messages import (
     CancelReason,
     LogMessage,
     Outcome,
-    Request,
     RequestEnded,
     TokenFrame,
 )
-from headrace_shared.subjects import TOKENS, request_subject, tokens_subject
 
 log = structlog.get_logger(__name__)
 
 REPAIR_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Before each look into the log for what is missing."""
-MAX_LOGGED = 100_000
-"""Most events read from one request's log."""
+LOOK_AFTER_S = 5.0
+"""A silence of this length is looked into once: the last frames may have been lost."""
+MAX_RECONNECT_DELAY_S = 1.0
+"""After a reconnect all calls read the log, spread over this time."""
+BUFFER_PER_CHOICE = 256
 
 
 class Limits(NamedTuple):
@@ -67,25 +66,6 @@ class Usage(NamedTuple):
     cached_tokens: int
 
 
-class Prompt:
-    """One request of the call and how far its choices are."""
-
-    def __init__(self, request: Request, choices: Sequence[ChoiceText]) -> None:
-        self.request = request
-        self.choices = choices
-        self.cursors = [Cursor() for _ in choices]
-        self.num_cached: int | None = None
-        self.stream_sequence: int | None = None
-        self.may_be_queued = False
-        self.has_started = False
-        self.has_ended = False
-        self.has_gap = False
-
-    @property
-    def is_complete(self) -> bool:
-        return all(choice.finish is not None for choice in self.choices)
-
-
 class Generation:
     def __init__(
         self, prompts: Sequence[Prompt], *, bus: Bus, table: InFlightTable, canceller: Canceller, limits: Limits
@@ -99,13 +79,15 @@ class Generation:
         self._table = table
         self._canceller = canceller
         self._limits = limits
-        self._mailbox = Mailbox(limits.buffer)
+        num_choices = sum(len(prompt.choices) for prompt in prompts)
+        self._mailbox = Mailbox(limits.buffer + BUFFER_PER_CHOICE * num_choices)
         self._now = asyncio.get_running_loop().time
         self._deadline = self._now() + limits.request_timeout_s
         self._last_event_at = self._now()
+        self._looked_after = self._last_event_at
         self._repair_at: float | None = None
         self._num_repairs = 0
-        self._num_open = sum(len(prompt.choices) for prompt in prompts)
+        self._num_open = num_choices
         self._failure: RequestError | None = None
         self._reason = CancelReason.CLIENT
 
@@ -126,7 +108,7 @@ class Generation:
         self._unregister = [self._table.register(request_id, self._mailbox) for request_id in self._by_id]
         try:
             for prompt in self._prompts:
-                await self._enqueue(prompt)
+                await submit(self._bus, prompt, self._mailbox, self._limits.publish_timeout_s)
         except BaseException:
             self._close()
             raise
@@ -212,9 +194,12 @@ class Generation:
             raise ServiceFailure("The client reads too slowly.", code="client_too_slow")
         if self._mailbox.may_have_missed:
             self._mailbox.may_have_missed = False
-            self._repair_at = self._now()
+            self._repair_at = self._now() + random.uniform(0.0, MAX_RECONNECT_DELAY_S)
             self._num_repairs = 0
         now = self._now()
+        if now >= self._look_at():
+            self._looked_after = self._last_event_at
+            self._repair_at = now
         if now >= self._deadline:
             self._reason = CancelReason.DEADLINE
             raise ServiceFailure("The request took too long.", code="timeout")
@@ -227,9 +212,14 @@ class Generation:
             return self._last_event_at + self._limits.stall_timeout_s
         return float("inf")
 
+    def _look_at(self) -> float:
+        if self._looked_after == self._last_event_at or self._repair_at is not None:
+            return float("inf")
+        return self._stalled_at() - self._limits.stall_timeout_s + LOOK_AFTER_S
+
     def _next_alarm(self) -> float:
         repair_at = self._repair_at if self._repair_at is not None else float("inf")
-        return min(self._deadline, self._stalled_at(), repair_at)
+        return min(self._deadline, self._stalled_at(), self._look_at(), repair_at)
 
     async def _repair(self) -> list[ChoiceDelta]:
         """Looks for missing tokens in the log."""
@@ -254,19 +244,7 @@ class Generation:
         return deltas
 
     async def _repair_from_log(self, prompt: Prompt) -> list[ChoiceDelta]:
-        request = prompt.request
-        logged = await self._bus.read(TOKENS.name, tokens_subject(request.router, request.request_id), MAX_LOGGED)
-        frames: list[TokenFrame] = []
-        ended: RequestEnded | None = None
-        for message in logged:
-            try:
-                event: LogMessage = decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union is fine
-            except ProtocolError:
-                continue
-            if isinstance(event, RequestEnded):
-                ended = event
-            else:
-                frames.append(event)
+        frames, ended = await read_log(self._bus, prompt.request)
         deltas = []
         is_whole = True
         for number, cursor in enumerate(prompt.cursors):
@@ -282,34 +260,6 @@ class Generation:
         if ended is not None and not prompt.is_complete:
             self._on_ended(prompt, ended)
         return deltas
-
-    async def _enqueue(self, prompt: Prompt) -> None:
-        request = prompt.request
-        subject = request_subject(request.model, request.lane, partition_of(request.prompt))
-        data = encode(request)
-        until = self._now() + self._limits.publish_timeout_s
-        is_unknown = False
-        delay_s = 0.05
-        while True:
-            prompt.may_be_queued = True
-            try:
-                prompt.stream_sequence = await self._bus.enqueue(subject, data, message_id=request.request_id)
-                return
-            except OutcomeUnknown:
-                is_unknown = True
-            except BusUnavailable:
-                prompt.may_be_queued = is_unknown
-            except BusError:
-                prompt.may_be_queued = is_unknown
-                raise
-            if self._mailbox.holds(request.request_id):
-                return
-            if self._now() >= until:
-                raise Overloaded(
-                    "The request queue does not answer.", retry_after_s=retry_after(2.0), code="unavailable"
-                )
-            await asyncio.sleep(delay_s)
-            delay_s = min(1.0, 2 * delay_s)
 
     def _close(self) -> None:
         self._mailbox.close()

@@ -43,6 +43,8 @@ def to_http(error: BaseException, request_id: str = "") -> HttpError:
     headers = {}
     if isinstance(known, Overloaded):
         headers["retry-after"] = str(max(1, round(known.retry_after_s)))
+    if known.code == "timeout":
+        headers["x-should-retry"] = "false"  # SDKs retry a 408, and the next try would take as long
     return HttpError(status, {"error": error_object(known, request_id)}, headers)
 
 

@@ -8,10 +8,7 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
 HEAD_TIMEOUT_S = 15.0
 
-_TOO_LARGE = (
-    b'{"error":{"message":"The request head is too large.","type":"invalid_request_error",'
-    b'"param":null,"code":"headers_too_large"}}'
-)
+_ERROR = b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":"%s"}}'
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -35,7 +32,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         # A body may follow in the same piece of data; it counts only while the head is not complete.
         if self._is_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse()
+            self._refuse(
+                b"431 Request Header Fields Too Large", b"The request head is too large.", b"headers_too_large"
+            )
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", b"This is no valid HTTP request.", b"invalid_http")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -44,7 +46,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         if len(self.headers) > MAX_HEADERS:
-            self._refuse()
+            self._refuse_head(b"There are too many headers.")
             raise ValueError("too many headers")  # makes the parser stop
         super().on_headers_complete()
 
@@ -60,11 +62,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self) -> None:
+    def _refuse_head(self, message: bytes) -> None:
+        self._refuse(b"431 Request Header Fields Too Large", message, b"headers_too_large")
+
+    def _refuse(self, status: bytes, message: bytes, code: bytes) -> None:
         self._end_head()
         if not self.transport.is_closing():
-            head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-            self.transport.write(
-                head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_TOO_LARGE) + _TOO_LARGE
-            )
+            body = _ERROR % (message, code)
+            head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(head % (status, len(body)) + body)
             self.transport.close()

@@ -128,7 +128,7 @@ class InFlightTable:
 
     def _on_message(self, message: Message) -> None:
         try:
-            event: LogMessage = decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union is fine
+            event: LogMessage = decode(message.data, LogMessage)
         except ProtocolError as error:
             log.warning("undecodable event", error=str(error))
             return

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from headrace_router.choices import ChoiceText
-from headrace_router.generation import Prompt
 from headrace_router.models import ServedModel
+from headrace_router.prompt import Prompt
 from headrace_router.validation import ValidChat, ValidParams, context_exceeded, fit
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import Request, RequestId, RouterId, StopParams
@@ -53,9 +53,9 @@ def make_prompts(
 ) -> list[Prompt]:
     prompts = []
     for number, (ids, stop) in enumerate(encoded):
-        # Equal prompts of one call are different draws.
-        seed = (params.sampling.seed + number) & (2**63 - 1)
-        sampling = params.sampling if number == 0 else msgspec.structs.replace(params.sampling, seed=seed)
+        # Equal prompts of one call are different draws, unless the client wants them to be equal.
+        seed = params.sampling.seed if params.has_seed else (params.sampling.seed + number) & (2**63 - 1)
+        sampling = msgspec.structs.replace(params.sampling, seed=seed)
         request = Request(
             request_id=new_id(),
             router=router,

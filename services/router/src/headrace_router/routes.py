@@ -20,6 +20,9 @@ from headrace_router.tokenization import PromptPool
 from headrace_shared.messages import ModelCard
 from headrace_shared.telemetry import METRICS_CONTENT_TYPE
 
+SCHEMA_REF = "#/components/schemas/{model}"
+BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+
 
 class Parts(NamedTuple):
     """What the handlers need."""
@@ -67,6 +70,7 @@ def make_router(parts: Parts) -> APIRouter:
         model = parts.models.get(body.model)
         return json_response({"prompt": await parts.pool.run(lambda: model.encoder.decode(body.tokens))})
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         reason = parts.not_ready()
@@ -75,6 +79,7 @@ def make_router(parts: Parts) -> APIRouter:
             return json_response({"status": "not_ready", "reason": reason, "workers": num_workers}, 503)
         return json_response({"status": "ready", "workers": num_workers})
 
+    @router.head("/live", include_in_schema=False)
     @router.get("/live")
     async def live() -> Response:
         return json_response({"status": "alive"})
@@ -108,8 +113,7 @@ def _model_object(card: ModelCard) -> dict[str, object]:
 
 def _takes(kind: type) -> dict[str, object]:
     """The handlers read bodies themselves; this is for the OpenAPI document."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")  # type: ignore[attr-defined]
-    schema.pop("$defs", None)
+    schema = {"$ref": SCHEMA_REF.format(model=kind.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

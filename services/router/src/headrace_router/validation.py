@@ -8,8 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from headrace_router.chat_messages import template_messages
 from headrace_router.chat_template import RESERVED_NAMES
-from headrace_router.schemas import ChatBody, ChatMessage, CompletionBody, GenerationBody
+from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
 from headrace_router.unsupported import refuse_unsupported
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import ModelCard, SamplingParams, StopParams
@@ -36,6 +37,8 @@ class ValidParams(NamedTuple):
     """Parameters of a generation; all in range."""
 
     sampling: SamplingParams
+    has_seed: bool
+    """The client gave one: equal prompts give equal answers."""
     num_choices: int
     max_tokens: int | None
     """As the client gave it."""
@@ -73,7 +76,7 @@ def validate_chat(body: ChatBody, card: ModelCard, random_seed: int) -> tuple[Va
             param = "chat_template_kwargs"
             raise InvalidRequest(f"'{param}' may not set '{name[:64]}'.", param=param)
     chat = ValidChat(
-        messages=[_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        messages=template_messages(body.messages),
         add_generation_prompt=body.add_generation_prompt is not False,
         template_variables=variables,
     )
@@ -157,6 +160,7 @@ def _validate(
     eos = () if body.ignore_eos else card.eos_token_ids
     return ValidParams(
         sampling=_sampling(body, card, random_seed, num_logprobs),
+        has_seed=body.seed is not None,
         num_choices=num_choices,
         max_tokens=max_tokens,
         default_max_tokens=default_max_tokens,
@@ -260,58 +264,6 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]], card: ModelCa
         if isinstance(prompt, list):
             _check_ids("prompt", prompt, card)
     return given
-
-
-def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
-    result: dict[str, Any] = {"role": message.role, "content": _content(message, where)}
-    if message.name is not None:
-        result["name"] = message.name
-    if message.tool_call_id is not None:
-        result["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        result["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
-        ]
-    reasoning = _first(message.reasoning_content, message.reasoning)
-    if reasoning is not None:
-        result["reasoning_content"] = reasoning
-    return result
-
-
-def _content(message: ChatMessage, where: str) -> str:
-    """Text parts are simply joined, in every role."""
-    content = message.content
-    if isinstance(content, str):
-        return content
-    if content is None:
-        if message.role != "assistant":
-            raise InvalidRequest(f"'{where}.content' is required.", param=f"{where}.content")
-        return ""
-    texts = []
-    for i, part in enumerate(content):
-        if part.type != "text":
-            param = f"{where}.content[{i}].type"
-            raise InvalidRequest(f"This model takes no content of type '{part.type[:32]}'.", param=param)
-        if part.text is None:
-            param = f"{where}.content[{i}].text"
-            raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
-        texts.append(part.text)
-    return "".join(texts)
-
-
-def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Templates take the arguments as an object; OpenAI's API has them as JSON text."""
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise InvalidRequest(f"'{where}.function.name' is required.", param=f"{where}.function.name")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            param = f"{where}.function.arguments"
-            raise InvalidRequest(f"'{param}' is no valid JSON.", param=param) from None
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _check_identity(body: GenerationBody) -> None:

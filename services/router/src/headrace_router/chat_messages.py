@@ -1,0 +1,65 @@
+"""The messages of a chat as templates take them. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace_router.schemas import ChatMessage
+from headrace_shared.errors import InvalidRequest
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Raises InvalidRequest naming the field of the message."""
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
+    result: dict[str, Any] = {"role": message.role, "content": _content(message, where)}
+    if message.name is not None:
+        result["name"] = message.name
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        result["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if reasoning is not None:
+        result["reasoning_content"] = reasoning
+    return result
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    """Text parts are simply joined, in every role."""
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role != "assistant":
+            raise InvalidRequest(f"'{where}.content' is required.", param=f"{where}.content")
+        return ""
+    texts = []
+    for i, part in enumerate(content):
+        if part.type != "text":
+            param = f"{where}.content[{i}].type"
+            raise InvalidRequest(f"This model takes no content of type '{part.type[:32]}'.", param=param)
+        if part.text is None:
+            param = f"{where}.content[{i}].text"
+            raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Templates take the arguments as an object; OpenAI's API has them as JSON text."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"'{where}.function.name' is required.", param=f"{where}.function.name")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            param = f"{where}.function.arguments"
+            raise InvalidRequest(f"'{param}' is no valid JSON.", param=param) from None
+    return {**call, "function": {**function, "arguments": arguments}}

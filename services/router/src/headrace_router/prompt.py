@@ -1,0 +1,24 @@
+"""One request of a call and how far its choices are."""
+
+from collections.abc import Sequence
+
+from headrace_router.choices import ChoiceText
+from headrace_router.token_log import Cursor
+from headrace_shared.messages import Request
+
+
+class Prompt:
+    def __init__(self, request: Request, choices: Sequence[ChoiceText]) -> None:
+        self.request = request
+        self.choices = choices
+        self.cursors = [Cursor() for _ in choices]
+        self.num_cached: int | None = None
+        self.stream_sequence: int | None = None
+        self.may_be_queued = False
+        self.has_started = False
+        self.has_ended = False
+        self.has_gap = False
+
+    @property
+    def is_complete(self) -> bool:
+        return all(choice.finish is not None for choice in self.choices)

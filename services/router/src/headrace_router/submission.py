@@ -1,0 +1,75 @@
+"""A request into the queue, exactly once or not at all; and its token log out of the broker."""
+
+import asyncio
+from typing import NamedTuple
+
+import structlog
+
+from headrace_router.admission import retry_after
+from headrace_router.inflight import Mailbox
+from headrace_router.partitioning import partition_of
+from headrace_router.prompt import Prompt
+from headrace_shared.bus import Bus
+from headrace_shared.codec import decode, encode
+from headrace_shared.errors import BusError, BusUnavailable, OutcomeUnknown, Overloaded, ProtocolError
+from headrace_shared.messages import LogMessage, Request, RequestEnded, TokenFrame
+from headrace_shared.subjects import TOKENS, request_subject, tokens_subject
+
+log = structlog.get_logger(__name__)
+
+MAX_LOGGED = 100_000
+"""Most events read from one request's log."""
+
+
+class TokenLog(NamedTuple):
+    frames: list[TokenFrame]
+    ended: RequestEnded | None
+
+
+async def submit(bus: Bus, prompt: Prompt, mailbox: Mailbox, timeout_s: float) -> None:
+    """Queues the request; `mailbox` is registered for it. While the broker is away it is tried again: the queue stores
+    a request id once, so that an attempt whose outcome is unknown can simply be repeated. Raises Overloaded after
+    `timeout_s`, or what the broker says. `prompt.may_be_queued` then tells whether something may be left there."""
+    request = prompt.request
+    subject = request_subject(request.model, request.lane, partition_of(request.prompt))
+    data = encode(request)
+    now = asyncio.get_running_loop().time
+    until = now() + timeout_s
+    is_unknown = False
+    delay_s = 0.05
+    while True:
+        prompt.may_be_queued = True
+        try:
+            prompt.stream_sequence = await bus.enqueue(subject, data, message_id=request.request_id)
+            return
+        except OutcomeUnknown:
+            is_unknown = True
+        except BusUnavailable:
+            prompt.may_be_queued = is_unknown
+        except BusError:
+            prompt.may_be_queued = is_unknown
+            raise
+        if mailbox.holds(request.request_id):
+            return
+        if now() >= until:
+            raise Overloaded("The request queue does not answer.", retry_after_s=retry_after(2.0), code="unavailable")
+        await asyncio.sleep(delay_s)
+        delay_s = min(1.0, 2 * delay_s)
+
+
+async def read_log(bus: Bus, request: Request) -> TokenLog:
+    """What the broker still holds of the request's events. Raises BusError."""
+    subject = tokens_subject(request.router, request.request_id)
+    frames: list[TokenFrame] = []
+    ended: RequestEnded | None = None
+    for message in await bus.read(TOKENS.name, subject, MAX_LOGGED):
+        try:
+            event: LogMessage = decode(message.data, LogMessage)
+        except ProtocolError as error:
+            log.warning("undecodable event in the log", request_id=request.request_id, error=str(error))
+            continue
+        if isinstance(event, RequestEnded):
+            ended = event
+        else:
+            frames.append(event)
+    return TokenLog(frames, ended)
