@@ -24,7 +24,7 @@ class Message(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message of a work queue, owned by the receiver until acknowledged or `ack_wait_s` after the last sign of life."""
+    """A message of a work queue; owned by the receiver until acknowledged, or `ack_wait_s` after a sign of life."""
 
     subject: str
     data: bytes
@@ -83,7 +83,7 @@ class Bus(Protocol):
         ...
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
-        """`handler` gets every message from when this returns. It survives reconnects (what was sent meanwhile is lost)."""
+        """`handler` gets every message from when this returns. Survives reconnects; what was sent meanwhile is lost."""
         ...
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
@@ -101,7 +101,7 @@ class Bus(Protocol):
     ) -> int:
         """Stores a message in the stream of `subject`; returns its sequence once the broker has it. With the same
         `message_id` within two minutes it is stored once. Raises QueueFull, PayloadTooLarge, BusUnavailable (nothing
-        was sent) or OutcomeUnknown (it may be stored; `find` tells later)."""
+        was sent) or OutcomeUnknown (it may be stored, now or later)."""
         ...
 
     async def pull(self, spec: ConsumerSpec, timeout_s: float) -> Delivery | None:

@@ -7,7 +7,8 @@ us allocate, then every field is checked against its declared type. Anything els
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import TypeVar
+from types import UnionType
+from typing import Any, TypeVar, overload
 
 import msgpack
 import msgspec
@@ -30,7 +31,15 @@ def encode(message: msgspec.Struct) -> bytes:
     return data
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+@overload
+def decode(data: bytes, kind: type[T]) -> T: ...
+
+
+@overload
+def decode(data: bytes, kind: UnionType) -> Any: ...
+
+
+def decode(data: bytes, kind: Any) -> Any:
     """Decodes one message of the given class (or union of tagged classes). Raises ProtocolError for anything else."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"message of {len(data)} bytes exceeds {MAX_MESSAGE_BYTES}")

@@ -1,20 +1,20 @@
 """All errors that cross a module boundary.
 
-    HeadraceError
-    ├── ConfigError            a setting is missing or wrong; the process must not start
-    ├── ProtocolError          bytes that are no message of ours
-    ├── BusError
-    │   ├── BusUnavailable     not connected, or no answer in time; the operation did not happen
-    │   ├── OutcomeUnknown     sent, but no answer: it may happen later
-    │   ├── BusOverloaded      our own send queue is full
-    │   ├── QueueFull          the stream refuses more messages
-    │   ├── PayloadTooLarge    above the broker's limit; decided before sending
-    │   └── RevisionConflict   compare-and-set lost
-    └── RequestError           told to the client; carries code, message, param
-        ├── InvalidRequest     the client's fault
-        ├── ModelNotFound
-        ├── Overloaded         come back later; carries retry_after_s
-        └── ServiceFailure     ours
+HeadraceError
+├── ConfigError            a setting is missing or wrong; the process must not start
+├── ProtocolError          bytes that are no message of ours
+├── BusError
+│   ├── BusUnavailable     not connected, or no answer in time; the operation did not happen
+│   ├── OutcomeUnknown     sent, but no answer: it may happen later
+│   ├── BusOverloaded      our own send queue is full
+│   ├── QueueFull          the stream refuses more messages
+│   ├── PayloadTooLarge    above the broker's limit; decided before sending
+│   └── RevisionConflict   compare-and-set lost
+└── RequestError           told to the client; carries code, message, param
+    ├── InvalidRequest     the client's fault
+    ├── ModelNotFound
+    ├── Overloaded         come back later; carries retry_after_s
+    └── ServiceFailure     ours
 """
 
 

@@ -151,9 +151,9 @@ class Admission(Struct, frozen=True, tag=True, kw_only=True):
     output: bytes = b""
     """Packed token ids generated in earlier attempts; they are computed again but not published again."""
     num_cached: int = 0
-    """The first positions whose keys and values are already in the blocks (after `copies`). Below the number of tokens."""
+    """The first positions whose keys and values are already in the blocks (after `copies`); at least one is left."""
     copies: tuple[tuple[BlockId, BlockId], ...] = ()
-    """(source, destination): copy whole blocks before the sequence runs. Copy-on-write of a shared, partly filled block."""
+    """(source, destination): copied whole before the sequence runs: copy-on-write of a shared, partly filled block."""
     ack_subject: str = ""
     """Acknowledges the queue message; the owner of the request uses it after the terminal event."""
     stream_sequence: int = 0
@@ -259,7 +259,7 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
 
 
 class TokenFrame(Struct, frozen=True, tag=True, kw_only=True):
-    """Tokens of one choice. `index` makes delivery idempotent: what came before is dropped, what is missing is a gap."""
+    """Tokens of one choice. `index` makes delivery idempotent: what came before is dropped, a missing one shows."""
 
     request_id: RequestId
     choice: int
@@ -275,7 +275,7 @@ class TokenFrame(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class RequestEnded(Struct, frozen=True, tag=True, kw_only=True):
-    """The last event of a request's token log. Written by the request's owner before the queue message is acknowledged."""
+    """The last event of a request's token log. Its owner writes it, then acknowledges the queue message."""
 
     request_id: RequestId
     outcome: Outcome

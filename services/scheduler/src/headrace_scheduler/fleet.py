@@ -127,7 +127,7 @@ class Fleet:
 
     def on_report(self, message: Message) -> None:
         try:
-            report: ReportMessage = codec.decode(message.data, ReportMessage)  # type: ignore[arg-type]  # a union
+            report: ReportMessage = codec.decode(message.data, ReportMessage)
         except ProtocolError as error:
             log.warning("undecodable report dropped", error=str(error))
             return

@@ -38,7 +38,7 @@ def parse_log(payloads: Iterable[bytes]) -> RequestLog:
     has_ended = False
     for payload in payloads:
         try:
-            message: LogMessage = codec.decode(payload, LogMessage)  # type: ignore[arg-type]  # a union
+            message: LogMessage = codec.decode(payload, LogMessage)
         except ProtocolError as error:
             log.warning("undecodable message in the token log", error=str(error))
             continue

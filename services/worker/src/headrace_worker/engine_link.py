@@ -80,7 +80,7 @@ class EngineLink:
             data = await self._reader.readexactly(size)
         except (asyncio.IncompleteReadError, OSError) as error:
             raise EngineDied(await self._wait(KILL_TIMEOUT_S)) from error
-        frame: FromEngine = codec.decode(data, FromEngine)  # type: ignore[arg-type]  # a union is no class to mypy
+        frame: FromEngine = codec.decode(data, FromEngine)
         return frame
 
     async def close(self) -> None:

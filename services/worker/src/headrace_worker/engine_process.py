@@ -175,7 +175,7 @@ def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine]") -> None:
     try:
         for data in frames:
             # Decoded here, while the main thread waits for the device.
-            inbox.put(codec.decode(data, ToEngine))  # type: ignore[arg-type]  # a union is no class to mypy
+            inbox.put(codec.decode(data, ToEngine))
     except BaseException:
         traceback.print_exc()
         os._exit(1)

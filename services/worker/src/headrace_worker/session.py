@@ -84,7 +84,7 @@ class Session:
     def on_control(self, message: Message, now: float) -> None:
         """A message on the worker's grants subject."""
         try:
-            control: ControlMessage = codec.decode(message.data, ControlMessage)  # type: ignore[arg-type]  # a union
+            control: ControlMessage = codec.decode(message.data, ControlMessage)
         except ProtocolError as error:
             log.warning("control message dropped", error=str(error))
             return

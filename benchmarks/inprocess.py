@@ -1,0 +1,106 @@
+"""The engine alone: the worker's own iteration loop, driven in one process with no broker, router or client.
+
+    python -m benchmarks.inprocess CONCURRENCY NUM_JOBS
+
+prints one JSON line: the fields of `client.Summary`. This is the limit that the full path is measured against.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from benchmarks.client import Summary, Timing, summarize
+from benchmarks.workload import Job, jobs
+from headrace_shared.codec import pack_ids
+from headrace_shared.messages import (
+    Admission,
+    BlockId,
+    Request,
+    RequestId,
+    RouterId,
+    SamplingParams,
+    SequenceId,
+    StopParams,
+)
+from headrace_worker.config import EngineConfig
+from headrace_worker.engine import load
+from headrace_worker.loop import IterationLoop
+
+
+class _Running(NamedTuple):
+    timing: Timing
+    begun: float
+    block_ids: tuple[BlockId, ...]
+    num_tokens: int
+
+
+class InProcess:
+    """Keeps `concurrency` sequences running; blocks come from a plain free list, without a prefix cache."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        engine = load(config, lambda stage, current, total: None)
+        self.facts = engine.facts
+        self._loop = IterationLoop(engine)
+        self._free = [BlockId(block) for block in range(self.facts.num_blocks)]
+        self._next_id = 1
+
+    def run(self, work: list[Job], concurrency: int) -> Summary:
+        timings: list[Timing] = []
+        running: dict[SequenceId, _Running] = {}
+        waiting = iter(work)
+        started = time.perf_counter()
+        self._admit(waiting, running, concurrency)
+        while running:
+            result = self._loop.step()
+            assert result is not None, "every sequence holds all its blocks, so one can always run"
+            now = time.perf_counter()
+            for row in result.sequences:
+                sequence = running[row.sequence_id]
+                if row.token is not None:
+                    sequence.timing.tokens.append(now - sequence.begun)
+                sequence.timing.complete = len(sequence.timing.tokens) == sequence.num_tokens
+            for sequence_id in result.released:
+                sequence = running.pop(sequence_id)
+                timings.append(sequence.timing)
+                self._free.extend(sequence.block_ids)
+            self._admit(waiting, running, concurrency)
+        return summarize(timings, sum(job.num_tokens for job in work), time.perf_counter() - started)
+
+    def _admit(self, waiting: Iterator[Job], running: dict[SequenceId, _Running], concurrency: int) -> None:
+        while len(running) < concurrency and (job := next(waiting, None)) is not None:
+            sequence_id = SequenceId(self._next_id)
+            self._next_id += 1
+            num_blocks = -(-(len(job.prompt_ids) + job.num_tokens) // self.facts.block_size)
+            block_ids = tuple(self._free.pop() for _ in range(num_blocks))
+            request = Request(
+                request_id=RequestId(f"{sequence_id:032x}"),
+                router=RouterId("none"),
+                model="",
+                prompt=pack_ids(job.prompt_ids),
+                sampling=SamplingParams(seed=0, temperature=0.0),
+                stop=StopParams(max_tokens=job.num_tokens),
+            )
+            self._loop.admit(
+                Admission(sequence_id=sequence_id, request=request, choice=0, attempt=0, block_ids=block_ids)
+            )
+            running[sequence_id] = _Running(Timing(), time.perf_counter(), block_ids, job.num_tokens)
+
+
+def main(concurrency: int, num_jobs: int) -> None:
+    bench = InProcess(EngineConfig())
+    tokenizer = Tokenizer.from_buffer(bench.facts.card.tokenizer)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    bench.run(jobs(encode, 4, 8, first=10_000), 4)
+    print(json.dumps(asdict(bench.run(jobs(encode, num_jobs, 64), concurrency))))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,31 @@
+"""The standard workload: English prompts of 128 and 512 tokens in turn, a fixed number of new tokens, greedy.
+
+Every prompt begins with a number of its own, so that no two share a cached prefix by accident.
+"""
+
+from collections.abc import Callable
+from pydoc_data.topics import topics
+from typing import NamedTuple
+
+
+class Job(NamedTuple):
+    prompt_ids: list[int]
+    num_tokens: int
+
+
+def english() -> str:
+    """About a megabyte of English prose: the topics of Python's own help."""
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def jobs(encode: Callable[[str], list[int]], count: int, num_tokens: int = 64, first: int = 0) -> list[Job]:
+    """`encode` turns text into token ids; `first` numbers the nonces, so that two calls can be kept apart."""
+    text = english()
+    made = []
+    for number in range(first, first + count):
+        length = (128, 512)[number % 2]
+        start = (number * 4001) % (len(text) - 6000)
+        ids = encode(f"{number}: {text[start : start + 6000]}")
+        assert len(ids) >= length, f"{len(ids)} tokens in an excerpt that should give {length}"
+        made.append(Job(ids[:length], num_tokens))
+    return made

@@ -1,0 +1,28 @@
+"""Reads /metrics of the services of a running system."""
+
+import asyncio
+import time
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.launcher import Launched
+
+
+async def metric(system: Launched, service: str, name: str) -> float:
+    """The sum of a sample over all its labels and all processes of a service."""
+    total = 0.0
+    async with httpx.AsyncClient(timeout=10) as client:
+        for process in system.processes(service):
+            port = process["port"] if service == "router" else process["health_port"]
+            text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+            samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+            total += sum(sample.value for sample in samples if sample.name == name)
+    return total
+
+
+async def wait_for_metric(system: Launched, service: str, name: str, value: float, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while (seen := await metric(system, service, name)) != value:
+        assert time.monotonic() < deadline, f"{service} {name} is {seen}, not {value}, after {timeout_s} s"
+        await asyncio.sleep(0.1)

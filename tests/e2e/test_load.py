@@ -1,0 +1,99 @@
+"""Many streams at once: each ends exactly once, and afterwards everything is as it was before."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from headrace_shared.messages import Outcome, RequestEnded
+from tests import prompts
+from tests.e2e.broker_view import broker_view
+from tests.e2e.launcher import Launched
+from tests.e2e.metrics import metric, wait_for_metric
+
+pytestmark = [pytest.mark.model, pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(420)]
+
+NUM_CLIENTS = 64
+NUM_REQUESTS = 500
+
+
+async def stream(client: httpx.AsyncClient, url: str, number: int) -> list[str]:
+    """The data lines of one streamed answer."""
+    chance = random.Random(number)
+    body: dict[str, Any] = {
+        "model": "smollm2-135m",
+        "prompt": chance.choice(prompts.SHORT + prompts.UNICODE) + f" {number}",
+        "max_tokens": chance.randint(1, 12),
+        "seed": number,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        return [line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: ")]
+
+
+def check(lines: list[str]) -> None:
+    assert lines[-1] == "[DONE]"
+    assert lines.count("[DONE]") == 1
+    events = [json.loads(line) for line in lines[:-1]]
+    assert not any("error" in event for event in events), events
+    finished = [choice for event in events for choice in event["choices"] if choice["finish_reason"]]
+    assert len(finished) == 1, events
+    assert events[-1]["usage"]["completion_tokens"] >= 1
+
+
+def footprint(system: Launched) -> dict[str, int]:
+    """Open files and sockets of each service; clients' connections are closed by then."""
+    return {process["id"]: psutil.Process(process["pid"]).num_fds() for process in system.ps()}
+
+
+async def test_five_hundred_requests_of_sixty_four_clients_leave_nothing_behind(system: Launched) -> None:
+    urls = [f"http://127.0.0.1:{process['port']}" for process in system.processes("router")]
+    async with httpx.AsyncClient(timeout=60) as client:
+        check(await stream(client, urls[0], NUM_REQUESTS))  # lazily opened connections are open before the first count
+        check(await stream(client, urls[1], NUM_REQUESTS))
+    before = footprint(system)
+    tasks_before = await metric(system, "router", "headrace_asyncio_tasks")
+    numbers = iter(range(NUM_REQUESTS))
+    num_streams = 0
+
+    async def one_client() -> None:
+        nonlocal num_streams
+        async with httpx.AsyncClient(timeout=300) as client:
+            for number in numbers:
+                check(await stream(client, urls[number % 2], number))
+                num_streams += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_CLIENTS):
+            group.create_task(one_client())
+    assert num_streams == NUM_REQUESTS
+
+    async with broker_view(system.nats_url()) as broker:
+        for _ in range(50):
+            if await broker.num_queued() == 0:
+                break
+            await asyncio.sleep(0.1)
+        assert await broker.num_queued() == 0
+        log = await broker.token_log()
+    ends = Counter(event.request_id for _, event in log if isinstance(event, RequestEnded))
+    assert set(ends.values()) == {1}
+    assert set(ends) == {event.request_id for _, event in log}
+    assert all(event.outcome is Outcome.FINISHED for _, event in log if isinstance(event, RequestEnded))
+
+    await wait_for_metric(system, "scheduler", "headrace_blocks_referenced", 0, timeout_s=5)
+    await wait_for_metric(system, "scheduler", "headrace_blocks_awaiting", 0, timeout_s=5)
+    await wait_for_metric(system, "router", "headrace_requests_inflight", 0, timeout_s=5)
+    await wait_for_metric(system, "router", "headrace_asyncio_tasks", tasks_before, timeout_s=10)
+    for _ in range(100):
+        after = footprint(system)
+        if all(abs(after[name] - count) <= 2 for name, count in before.items()):
+            break
+        await asyncio.sleep(0.1)
+    assert all(abs(after[name] - count) <= 2 for name, count in before.items()), (before, after)
