@@ -29,7 +29,7 @@ async def silent(worker: ScriptedWorker, request: Request) -> None:
 
 def ended_events(router: Router) -> list[RequestEnded]:
     events: list[Any] = [
-        decode(message.data, LogMessage)  # type: ignore[arg-type]
+        decode(message.data, LogMessage)
         for message, _ in router.broker.streams["TOKENS"].stored.values()
     ]
     return [event for event in events if isinstance(event, RequestEnded)]
