@@ -114,6 +114,7 @@ class ScriptedWorker:
         self.requests: list[Request] = []
         self.cancels: list[Cancel] = []
         self.is_taking = True
+        self.pull_timeout_s = 0.05
         self.has_started = False
 
     async def run(self) -> None:
@@ -127,7 +128,7 @@ class ScriptedWorker:
                     await asyncio.sleep(0.01)
                     continue
                 try:
-                    delivery = await self.bus.pull(self._spec, 0.05)
+                    delivery = await self.bus.pull(self._spec, self.pull_timeout_s)
                 except BusError:
                     await asyncio.sleep(0.05)
                     continue

@@ -32,6 +32,7 @@ async def on_broker(server: NatsServer, script: Script) -> AsyncIterator[Router]
         for name in ("router", "worker")
     ]
     async with running_router(script, settings=QUICK, buses=(buses[0], buses[1])) as router:
+        router.worker.pull_timeout_s = 0.5
         yield router
 
 
@@ -51,7 +52,7 @@ async def test_leaving_queued_and_running(nats_server: NatsServer) -> None:
         await until(lambda: len(router.worker.cancels) == 1)
         await until_empty(router)
         router.worker.is_taking = False
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.7)
         with pytest.raises(httpx.ReadTimeout):
             await router.client.post("/v1/completions", json=BODY, timeout=0.3)
         await until_empty(router)
