@@ -1,4 +1,5 @@
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -22,13 +23,16 @@ def engine() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def stack(engine: None) -> Iterator[Stack]:
-    """The whole system, built and healthy, one container a service."""
+def stack(engine: None, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """The whole system, built and healthy, one container a service. After a failure its logs are shown."""
     stack = Stack(compose_command(), build_environment())
     stack.down()
     stack.build()
     try:
         stack.up()
+        num_failed = request.session.testsfailed
         yield stack
+        if request.session.testsfailed > num_failed:
+            sys.stdout.write(stack.compose("logs", "--tail", "40"))
     finally:
         stack.down()

@@ -111,7 +111,7 @@ async def test_workers_come_and_go_under_load_without_a_failed_request(stack: St
         await asyncio.to_thread(stack.up, "--no-recreate", "--scale", "worker=2", "worker")
         assert len(stack.containers("worker")) == 2
         assert stack.compose("logs", "scheduler").count('"worker adopted"') == 2
-        await load.wait_for_answers(12)
+        await load.wait_for_answers(8)
         await asyncio.to_thread(stack.up, "--no-recreate", "--scale", "worker=1", "worker")
         assert len(stack.containers("worker")) == 1
         assert '"it leaves"' in stack.compose("logs", "scheduler")
