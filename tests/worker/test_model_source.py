@@ -62,7 +62,7 @@ def test_a_hub_id_that_cannot_be_reached_is_one_clear_line(monkeypatch: pytest.M
         ("device", EngineConfig(device="cuda:99")),
         ("dtype", EngineConfig(dtype="int8")),
         ("kv_cache_bytes", EngineConfig(device="cpu", kv_cache_bytes=1 << 50)),
-        ("num_blocks", EngineConfig(device="cpu", num_blocks=1 << 40)),
+        ("kv_cache_bytes", EngineConfig(device="cpu", num_blocks=1 << 40)),
         ("kv_cache_bytes", EngineConfig(device="cpu", kv_cache_bytes=100)),
     ],
 )

@@ -6,16 +6,13 @@ from collections.abc import Callable
 import torch
 
 from headrace_shared.errors import ConfigError
-from headrace_shared.messages import ModelCard
 from headrace_worker.config import EngineConfig
+from headrace_worker.forward import load_forward
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.memory import available_bytes
-from headrace_worker.models.card import card_from_folder, card_from_gguf, read_json
-from headrace_worker.models.config import LlamaConfig, config_from_hf
-from headrace_worker.models.gguf import GgufFile, GgufTensors, gguf_config
-from headrace_worker.models.llama import build_llama
-from headrace_worker.models.source import ModelFiles, find_model
-from headrace_worker.models.weights import SafetensorsFolder, TensorSource
+from headrace_worker.models.checkpoint import open_checkpoint
+from headrace_worker.models.config import LlamaConfig
+from headrace_worker.models.source import find_model
 from headrace_worker.torch_engine import TorchEngine
 
 Report = Callable[[str, int, int], None]
@@ -35,42 +32,29 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     report("finding the model", 0, 1)
     files = find_model(config.model)
+    checkpoint = open_checkpoint(files.path)
     report("finding the model", 1, 1)
-    architecture, source = _open(files)
-    context = min(architecture.context, config.context or architecture.context)
-    num_blocks = config.num_blocks or _blocks_in(config.kv_cache_bytes, architecture, config.block_size, dtype)
-    if num_blocks < 1:
-        raise ConfigError(
-            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {config.block_size} tokens"
-        )
-    if device.type == "cpu" or config.num_blocks:
-        key = "num_blocks" if config.num_blocks else "kv_cache_bytes"
-        _check_memory(architecture, num_blocks * config.block_size, dtype, device, key)
-    model = build_llama(
-        architecture,
-        source,
+    num_blocks = _planned_blocks(config, checkpoint.config, dtype, device)
+    _check_memory(checkpoint.config, num_blocks * config.block_size, dtype, device)
+    bind = load_forward(
+        checkpoint.config,
+        checkpoint.source,
+        native=config.native,
+        block_size=config.block_size,
         dtype=dtype,
         device=device,
         report=lambda done, total: report("loading weights", done, total),
     )
-    if device.type == "cuda" and not config.num_blocks:
-        free = available_bytes(device) or 0
-        num_blocks = _blocks_in(int(free * _GPU_SHARE), architecture, config.block_size, dtype)
-    cache = KVCache(
-        num_layers=architecture.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=architecture.num_kv_heads,
-        head_dim=architecture.head_dim,
-        dtype=dtype,
-        device=device,
+    num_blocks = num_blocks or _blocks_in_free_memory(config, checkpoint.config, dtype, device)
+    cache = _make_cache(checkpoint.config, num_blocks, config.block_size, dtype, device)
+    context = min(
+        checkpoint.config.context, config.context or checkpoint.config.context, num_blocks * config.block_size
     )
-    context = min(context, num_blocks * config.block_size)
     report("reading the tokenizer", 0, 1)
-    card = _card(files, config.served_name or files.name, architecture.vocab_size, context)
+    card = checkpoint.make_card(config.served_name or files.name, context)
     report("reading the tokenizer", 1, 1)
     engine = TorchEngine(
-        model,
+        bind(cache, context),
         cache,
         card,
         context=context,
@@ -111,37 +95,55 @@ def _cpu_computes_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _open(files: ModelFiles) -> tuple[LlamaConfig, TensorSource]:
-    if files.path.is_dir():
-        return config_from_hf(read_json(files.path / "config.json")), SafetensorsFolder(files.path)
-    file = GgufFile(files.path)
-    architecture = gguf_config(file)
-    return architecture, GgufTensors(file, architecture)
+def _planned_blocks(config: EngineConfig, model: LlamaConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """0 if it depends on what a GPU has left beside the weights."""
+    if config.num_blocks or device.type == "cuda":
+        return config.num_blocks
+    num_blocks = config.kv_cache_bytes // _block_bytes(config, model, dtype)
+    if num_blocks < 1:
+        raise ConfigError(
+            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {config.block_size} tokens"
+        )
+    return num_blocks
 
 
-def _card(files: ModelFiles, name: str, vocab_size: int, context: int) -> ModelCard:
-    if files.path.is_dir():
-        return card_from_folder(files.path, name=name, vocab_size=vocab_size, context=context)
-    return card_from_gguf(GgufFile(files.path), name=name, vocab_size=vocab_size, context=context)
+def _blocks_in_free_memory(config: EngineConfig, model: LlamaConfig, dtype: torch.dtype, device: torch.device) -> int:
+    free = available_bytes(device) or 0
+    num_blocks = int(free * _GPU_SHARE) // _block_bytes(config, model, dtype)
+    if num_blocks < 1:
+        raise ConfigError("device", f"{device} has only {_mib(free)} left beside the weights")
+    return num_blocks
 
 
-def _blocks_in(num_bytes: int, architecture: LlamaConfig, block_size: int, dtype: torch.dtype) -> int:
-    return num_bytes // (block_size * architecture.kv_bytes_per_token(dtype.itemsize))
+def _block_bytes(config: EngineConfig, model: LlamaConfig, dtype: torch.dtype) -> int:
+    return config.block_size * model.kv_bytes_per_token(dtype.itemsize)
 
 
-def _check_memory(
-    architecture: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device, cache_key: str
-) -> None:
-    cache = num_positions * architecture.kv_bytes_per_token(dtype.itemsize)
+def _make_cache(
+    model: LlamaConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    return KVCache(
+        num_layers=model.num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _check_memory(model: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+    cache = num_positions * model.kv_bytes_per_token(dtype.itemsize)
     # Tied matrices are kept twice: rows for the embedding, packed for the head.
-    tied = architecture.vocab_size * architecture.hidden_size if architecture.ties_embeddings else 0
-    weights = (architecture.num_parameters + tied) * dtype.itemsize
-    largest = architecture.vocab_size * architecture.hidden_size * torch.float32.itemsize
+    tied = model.vocab_size * model.hidden_size if model.ties_embeddings else 0
+    weights = (model.num_parameters + tied) * dtype.itemsize
+    largest = model.vocab_size * model.hidden_size * torch.float32.itemsize
     needed = weights + cache + 2 * largest + _WORKSPACE_BYTES
     available = available_bytes(device)
     if available is not None and needed > available:
         raise ConfigError(
-            cache_key if cache > weights else "model",
+            "kv_cache_bytes" if cache > weights else "model",
             f"needs {_mib(needed)} of memory (weights {_mib(weights)}, KV cache {_mib(cache)}), "
             f"but only {_mib(available)} are available",
         )

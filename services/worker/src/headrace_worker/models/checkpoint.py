@@ -1,0 +1,36 @@
+"""A model's files, opened: architecture, weights and card, whatever the format."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace_shared.messages import ModelCard
+from headrace_worker.models.card import card_from_folder, card_from_gguf, read_json
+from headrace_worker.models.config import LlamaConfig, config_from_hf
+from headrace_worker.models.gguf import GgufFile, GgufTensors, gguf_config
+from headrace_worker.models.weights import SafetensorsFolder, TensorSource
+
+
+class Checkpoint(NamedTuple):
+    config: LlamaConfig
+    source: TensorSource
+    make_card: Callable[[str, int], ModelCard]
+    """(name, context) -> card. Reads the tokenizer."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A folder or a .gguf file. Raises ConfigError for what cannot be run."""
+    if path.is_dir():
+        config = config_from_hf(read_json(path / "config.json"))
+
+        def from_folder(name: str, context: int) -> ModelCard:
+            return card_from_folder(path, name=name, vocab_size=config.vocab_size, context=context)
+
+        return Checkpoint(config, SafetensorsFolder(path), from_folder)
+    file = GgufFile(path)
+    gguf = gguf_config(file)
+
+    def from_gguf(name: str, context: int) -> ModelCard:
+        return card_from_gguf(file, name=name, vocab_size=gguf.vocab_size, context=context)
+
+    return Checkpoint(gguf, GgufTensors(file, gguf), from_gguf)
