@@ -21,8 +21,8 @@ GREEDY_TEMPERATURE = 1e-4
 """Up to here sampling is arg-max: the limit, where ties and overflow would otherwise decide."""
 CHUNK = 128
 """Columns that are reduced together, in the two-level arg-max and in the two-level draw."""
-HEAD = 256
-"""Likeliest tokens looked at first for top-p; a row that needs more is sorted whole."""
+HEADS = (256, 4096)
+"""How many of the likeliest tokens are looked at for top-p, until that is enough; then a row is sorted whole."""
 NOT_FINITE = "the model's output is not finite"
 
 
@@ -72,10 +72,9 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
     special = [row for row, state in enumerate(states) if finite[row] and not state.is_plain]
     if special:
         chosen = [states[row] for row in special]
-        rows = logits if len(special) == len(states) else logits[torch.tensor(special, device=logits.device)]
-        scores = rows.to(torch.float32, copy=True)
+        scores = _rows(logits, special).to(torch.float32, copy=True)
         wanting = [index for index, state in enumerate(chosen) if state.params.num_logprobs is not None]
-        raw = F.log_softmax(scores[wanting], dim=-1) if wanting else None
+        raw = F.log_softmax(_rows(scores, wanting), dim=-1) if wanting else None
         _adjust(scores, chosen)
         drawn = _draw(scores, chosen)
         values = drawn.tolist()
@@ -120,11 +119,11 @@ def _draw(scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
         return tokens
     index = torch.tensor(random_rows, device=scores.device)
     chosen = [states[row] for row in random_rows]
-    selected = scores if len(random_rows) == len(states) else scores[index]
+    selected = _rows(scores, random_rows)
     peaks = selected.gather(-1, tokens[index][:, None])
     temperatures = _column([state.params.temperature for state in chosen], torch.float32, scores.device)
     # The likeliest token has weight 1 whatever the temperature, so nothing can overflow.
-    weights = ((selected - peaks) / temperatures).exp_()
+    weights = (selected - peaks).div_(temperatures).exp_()
     _filter(weights, chosen)
     noise = uniforms(
         np.array([state.params.seed for state in chosen], dtype=np.uint64),
@@ -141,31 +140,41 @@ def _filter(weights: Tensor, states: Sequence[SamplingState]) -> None:
     cut = [row for row, state in enumerate(states) if 0 < state.params.top_k < width]
     if cut:
         ks = torch.tensor([[states[row].params.top_k] for row in cut], device=weights.device)
-        heads = weights[cut].topk(int(ks.max()), dim=-1).values
+        heads = _rows(weights, cut).topk(int(ks.max()), dim=-1).values
         _keep(weights, cut, heads.gather(-1, ks - 1))
     cut = [row for row, state in enumerate(states) if state.params.top_p < 1.0]
     if cut:
         ps = _column([states[row].params.top_p for row in cut], torch.float64, weights.device)
-        _keep(weights, cut, _top_p_thresholds(weights[cut], ps))
+        _keep(weights, cut, _top_p_thresholds(_rows(weights, cut), ps))
     cut = [row for row, state in enumerate(states) if state.params.min_p > 0.0]
     if cut:
         _keep(weights, cut, _column([states[row].params.min_p for row in cut], torch.float32, weights.device))
 
 
 def _keep(weights: Tensor, rows: list[int], thresholds: Tensor) -> None:
-    selected = weights[rows]
-    weights[rows] = selected.masked_fill_(selected < thresholds, 0.0)
+    if len(rows) == weights.shape[0]:
+        weights.masked_fill_(weights < thresholds, 0.0)
+    else:
+        selected = weights[rows]
+        weights[rows] = selected.masked_fill_(selected < thresholds, 0.0)
+
+
+def _rows(values: Tensor, rows: list[int]) -> Tensor:
+    """Some of the rows, or the tensor itself if that is all of them."""
+    return values if len(rows) == values.shape[0] else values[torch.tensor(rows, device=values.device)]
 
 
 def _top_p_thresholds(weights: Tensor, ps: Tensor) -> Tensor:
     """The smallest weight in the smallest set of likeliest tokens that together reach `ps` of all: [rows, 1]."""
     targets = _chunk_sums(weights).cumsum(-1)[:, -1:] * ps
-    head = weights.topk(min(HEAD, weights.shape[-1]), dim=-1).values
-    thresholds, reached = _threshold_in(head, targets)
-    beyond = (~reached).nonzero().squeeze(-1)
-    if beyond.numel():
-        whole = weights[beyond].sort(dim=-1, descending=True).values
-        thresholds[beyond], _ = _threshold_in(whole, targets[beyond])
+    thresholds = torch.empty((weights.shape[0], 1), dtype=weights.dtype, device=weights.device)
+    pending = torch.arange(weights.shape[0], device=weights.device)
+    for size in (*(size for size in HEADS if size < weights.shape[-1]), weights.shape[-1]):
+        head = _rows(weights, pending.tolist()).topk(size, dim=-1).values
+        thresholds[pending], reached = _threshold_in(head, targets[pending])
+        pending = pending[~reached]
+        if not pending.numel():
+            break
     return thresholds
 
 
@@ -193,7 +202,8 @@ def pick(weights: Tensor, uniform: Tensor) -> Tensor:
 
 def _chunked(weights: Tensor) -> Tensor:
     """[rows, chunks, CHUNK], padded with zeros."""
-    return F.pad(weights, (0, -weights.shape[-1] % CHUNK)).view(weights.shape[0], -1, CHUNK)
+    missing = -weights.shape[-1] % CHUNK
+    return (F.pad(weights, (0, missing)) if missing else weights).view(weights.shape[0], -1, CHUNK)
 
 
 def _chunk_sums(weights: Tensor) -> Tensor:
