@@ -2,6 +2,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +27,12 @@ class Case(NamedTuple):
 
     @property
     def batch(self) -> PagedBatch:
-        return PagedBatch(self.query_starts, self.context_lengths, self.block_table, block_size=self.pages.shape[3])
+        return PagedBatch(
+            self.query_starts.numpy(),
+            self.context_lengths.numpy(),
+            self.block_table.numpy(),
+            block_size=self.pages.shape[3],
+        )
 
     def of(self, sequence: int) -> "Case":
         """The same sequence alone."""
@@ -111,9 +117,9 @@ def test_a_query_does_not_depend_on_how_the_prompt_is_cut(kernels: Library, dtyp
     whole = paged_attention(case.queries, case.pages, case.batch, library=kernels)
     for first, last in ((0, 1), (5, 6), (13, 120), (250, 270), (599, 600)):
         batch = PagedBatch(
-            torch.tensor([0, last - first], dtype=torch.int32),
-            torch.tensor([last], dtype=torch.int32),
-            case.block_table,
+            np.array([0, last - first], dtype=np.int32),
+            np.array([last], dtype=np.int32),
+            case.block_table.numpy(),
             block_size=16,
         )
         piece = paged_attention(case.queries[first:last], case.pages, batch, library=kernels)
@@ -171,8 +177,16 @@ def test_refuses_what_it_cannot_compute() -> None:
 def test_refuses_a_batch_that_makes_no_sense(
     starts: list[int], lengths: list[int], table: list[list[int]], message: str
 ) -> None:
-    def tensor(values: object) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32)
-
     with pytest.raises(ValueError, match=message):
-        PagedBatch(tensor(starts), tensor(lengths), tensor(table), block_size=16)
+        PagedBatch(
+            np.array(starts, dtype=np.int32),
+            np.array(lengths, dtype=np.int32),
+            np.array(table, dtype=np.int32),
+            block_size=16,
+        )
+
+
+def test_refuses_a_batch_of_another_type() -> None:
+    starts, table = np.array([0, 1], dtype=np.int32), np.array([[0]], dtype=np.int32)
+    with pytest.raises(ValueError, match=r"context_lengths is not a contiguous int32 array of the shape \[1\]"):
+        PagedBatch(starts, np.array([1], dtype=np.int64), table, block_size=16)

@@ -20,5 +20,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int = 1 << 30
     max_sequences: int = 64
     tokens_per_iteration: int = 256
+    native: str = "auto"
+    """auto: kernels compiled for this CPU, or torch's own where there is no C++ compiler; off: torch's own."""
     num_threads: int = 0
     """CPU threads for tensor work; 0: all cores that this process may use."""

@@ -28,6 +28,17 @@ class Group(NamedTuple):
     """[sequences]: of each one's last query."""
 
 
+class Ragged(NamedTuple):
+    """Sequences as attention sees them if nothing is padded, in the order of their rows."""
+
+    query_starts: NDArray[np.int32]
+    """[sequences + 1]: each one's first row, then the number of rows."""
+    context_lengths: NDArray[np.int32]
+    """[sequences]: positions up to and with the last query."""
+    block_table: NDArray[np.int32]
+    """[sequences, blocks], padded with the null block."""
+
+
 class Inputs(NamedTuple):
     token_ids: Tensor
     """[tokens]"""
@@ -40,6 +51,7 @@ class Inputs(NamedTuple):
     fresh_blocks: Tensor
     """Blocks that this iteration begins to fill but does not complete."""
     groups: list[Group]
+    ragged: Ragged
 
 
 def build_inputs(
@@ -51,7 +63,8 @@ def build_inputs(
     gathered_positions: int,
     device: torch.device,
 ) -> Inputs:
-    """`gathered_positions`: how many cached positions (padding included) a group may gather, one sequence aside."""
+    """`gathered_positions`: how many cached positions (padding included) a group may gather, one sequence aside. 0: no
+    groups are made."""
     lengths = np.fromiter((piece.num_tokens for piece in slices), np.int64, len(slices))
     starts = np.fromiter((piece.start for piece in slices), np.int64, len(slices))
     ends = starts + lengths
@@ -75,13 +88,21 @@ def build_inputs(
     samples = np.fromiter((piece.samples for piece in slices), np.bool_, len(slices))
     fresh = (ends % block_size != 0) & (ends - ends % block_size >= starts)
     fresh_blocks = table[np.arange(len(slices)), num_blocks - 1][fresh[order]]
+    groups = []
+    if gathered_positions:
+        groups = _groups(lengths[order], num_blocks, ends[order] - 1, table, block_size, gathered_positions)
     return Inputs(
         token_ids=_tensor(token_ids, device),
         positions=_tensor(positions, device),
         slots=_tensor(slots, device),
         sampled_rows=_tensor(last_rows[samples], device),
         fresh_blocks=_tensor(fresh_blocks, device),
-        groups=_groups(lengths[order], num_blocks, ends[order] - 1, table, block_size, gathered_positions),
+        groups=groups,
+        ragged=Ragged(
+            np.append(row_starts, token_ids.shape[0]).astype(np.int32),
+            ends[order].astype(np.int32),
+            table.astype(np.int32),
+        ),
     )
 
 

@@ -29,6 +29,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     """Most sequences in one iteration."""
     tokens_per_iteration: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     """Most tokens that one iteration computes."""
+    native: Literal["auto", "off"] = "auto"
+    """Kernels compiled for this CPU at the first start; auto: torch's own where there is no C++ compiler."""
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """CPU threads for tensor work; 0: all cores that the process may use."""
     engine_module: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*$")] = "headrace_worker.engine_process"
@@ -50,5 +52,6 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             kv_cache_bytes=self.kv_cache_bytes,
             max_sequences=self.max_sequences,
             tokens_per_iteration=self.tokens_per_iteration,
+            native=self.native,
             num_threads=self.num_threads,
         )

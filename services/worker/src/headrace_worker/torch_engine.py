@@ -6,13 +6,10 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId
-from headrace_worker.attention.backend import AttentionBackend
-from headrace_worker.attention.cpu import GatherAttention
+from headrace_worker.forward import Forward
 from headrace_worker.inputs import build_inputs
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.kv_cache import KVCache
-from headrace_worker.models.llama import Llama
-from headrace_worker.models.rotary import rotary_table
 from headrace_worker.sampling import SamplingState, argmax, sample
 
 
@@ -21,7 +18,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: Llama,
+        forward: Forward,
         cache: KVCache,
         card: ModelCard,
         *,
@@ -31,11 +28,9 @@ class TorchEngine:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.model = model
         self.cache = cache
+        self._forward = forward
         self._device = device
-        self._rotations = rotary_table(model.config, context).unsqueeze(1).to(device)
-        self._attention: AttentionBackend = GatherAttention(cache, num_heads=model.config.num_heads, context=context)
         self._states: dict[SequenceId, SamplingState] = {}
         self._finished: list[list[SampledToken]] = []
         self._facts = EngineFacts(
@@ -58,7 +53,7 @@ class TorchEngine:
         return False
 
     def add(self, admission: Admission) -> None:
-        self._states[admission.sequence_id] = SamplingState(admission, self.model.config.vocab_size)
+        self._states[admission.sequence_id] = SamplingState(admission, self._facts.card.vocab_size)
         with torch.inference_mode():
             self.cache.copy_blocks(admission.copies)
             offset = admission.num_cached % self.cache.block_size
@@ -93,19 +88,10 @@ class TorchEngine:
             block_size=cache.block_size,
             num_kv_heads=cache.num_kv_heads,
             null_block=cache.null_block,
-            gathered_positions=self._attention.gathered_positions,
+            gathered_positions=self._forward.gathered_positions,
             device=self._device,
         )
-        if inputs.fresh_blocks.numel():
-            cache.clear_blocks(inputs.fresh_blocks)
-        prepared = self._attention.prepare(inputs, cache)
-
-        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-            cache.write(layer, inputs.slots, keys_values)
-            return prepared(layer, queries)
-
-        hidden = self.model.hidden_states(inputs.token_ids, self._rotations[inputs.positions], attend)
-        return self.model.logits(hidden[inputs.sampled_rows])
+        return self._forward(inputs)
 
     def warm_up(self) -> None:
         """One full prompt chunk and one decoding step: lazy initialization must not delay the first request."""

@@ -13,6 +13,14 @@ _TYPICAL_ROWS = 32
 """oneDNN chooses the packing for this many rows; measured good from 1 to 256."""
 
 
+class TorchPacking:
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return make_linear(weight, bias)
+
+    def gate_up(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return make_linear(weight, bias)
+
+
 def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """`weight` is [out, in]. On CPUs it is packed once: F.linear packs at each call, up to half of its time."""
     if weight.device.type == "cpu" and weight.dtype != torch.float16 and _can_pack():

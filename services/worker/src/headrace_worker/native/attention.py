@@ -3,7 +3,9 @@
 import ctypes
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace_worker.native.checks import ELEMENT_TYPES, check_multiple, check_tensor
@@ -17,39 +19,46 @@ HEAD_DIM_STEP = 32
 class PagedBatch:
     """Where each sequence's queries and cached positions are. Checked once, used in every layer."""
 
-    def __init__(self, query_starts: Tensor, context_lengths: Tensor, block_table: Tensor, *, block_size: int) -> None:
+    def __init__(
+        self,
+        query_starts: NDArray[np.int32],
+        context_lengths: NDArray[np.int32],
+        block_table: NDArray[np.int32],
+        *,
+        block_size: int,
+    ) -> None:
         """query_starts [sequences + 1]: first row of each sequence's queries, then the number of rows; context_lengths
-        [sequences]: positions up to and with the last query; block_table [sequences, blocks]. All int32.
-        Raises ValueError."""
+        [sequences]: positions up to and with the last query; block_table [sequences, blocks]. Raises ValueError."""
         count = context_lengths.shape[0]
-        integers = (torch.int32,)
-        check_tensor("query_starts", query_starts, (count + 1,), integers)
-        check_tensor("context_lengths", context_lengths, (None,), integers)
-        check_tensor("block_table", block_table, (count, None), integers)
-        lengths = query_starts.diff()
-        if count < 1 or int(query_starts[0]) != 0 or int(lengths.min()) < 1:
+        _check_array("query_starts", query_starts, (count + 1,))
+        _check_array("context_lengths", context_lengths, (count,))
+        _check_array("block_table", block_table, (count, *block_table.shape[1:2]))
+        lengths = np.diff(query_starts)
+        if count < 1 or query_starts[0] != 0 or lengths.min() < 1:
             raise ValueError("query_starts does not begin with 0 and increase")
-        if bool((context_lengths < lengths).any()):
+        if (context_lengths < lengths).any():
             raise ValueError("a sequence has more queries than positions")
-        if int(context_lengths.max()) > block_table.shape[1] * block_size:
+        if context_lengths.max() > block_table.shape[1] * block_size:
             raise ValueError("the block table is too short for a sequence")
-        self.query_starts = query_starts
-        self.context_lengths = context_lengths
-        self.block_table = block_table
+        used = block_table[np.arange(block_table.shape[1]) * block_size < context_lengths[:, None]]
+        if used.min() < 0:
+            raise ValueError("a block id is negative")
         self.block_size = block_size
         self.num_rows = int(query_starts[-1])
-        used = torch.arange(block_table.shape[1])[None, :] * block_size < context_lengths[:, None]
-        low, high = (int(bound) for bound in block_table[used].aminmax())
-        if low < 0:
-            raise ValueError("a block id is negative")
-        self.greatest_block = high
+        self.greatest_block = int(used.max())
+        self._kept = (query_starts, context_lengths, block_table)
         self.sequences = Sequences(
             count,
-            query_starts.data_ptr(),
-            context_lengths.data_ptr(),
-            block_table.data_ptr(),
-            block_table.stride(0),
+            query_starts.ctypes.data,
+            context_lengths.ctypes.data,
+            block_table.ctypes.data,
+            block_table.shape[1],
         )
+
+
+def _check_array(name: str, array: NDArray[np.int32], shape: tuple[int, ...]) -> None:
+    if array.dtype != np.int32 or array.shape != shape or not array.flags.c_contiguous:
+        raise ValueError(f"{name} is not a contiguous int32 array of the shape {list(shape)}")
 
 
 def paged_attention(

@@ -76,9 +76,11 @@ class NativeModel:
         embedding: Tensor,
         head: NativeMatrix,
         rotations: Tensor,
+        pages: Sequence[Tensor],
         library: Library | None = None,
     ) -> None:
-        """embedding [vocab_size, hidden_size] bfloat16; rotations [positions, head_dim / 2] complex64.
+        """embedding [vocab_size, hidden_size] bfloat16; rotations [positions, head_dim / 2] complex64; pages: of each
+        layer, [blocks, 2, num_kv_heads, block_size, head_dim] bfloat16.
 
         Raises ValueError for what the kernels do not take."""
         shape.check()
@@ -91,10 +93,15 @@ class NativeModel:
             _check_matrix("gate_up", layer.gate_up, 2 * shape.intermediate_size, shape.hidden_size)
             _check_matrix("down", layer.down, shape.hidden_size, shape.intermediate_size)
         _check_matrix("head", head, shape.vocab_size, shape.hidden_size)
+        if len(pages) != len(layers):
+            raise ValueError(f"pages of {len(pages)} layers, not {len(layers)}")
+        for layer_pages in pages:
+            check_tensor("pages", layer_pages, (None, 2, shape.num_kv_heads, shape.block_size, shape.head_dim), _BF16)
         self._shape = shape
-        self._num_layers = len(layers)
+        self._num_blocks = min(layer_pages.shape[0] for layer_pages in pages)
         self._num_positions = rotations.shape[0]
-        self._kept = (list(layers), embedding, head, rotations)
+        self._kept = (list(layers), embedding, head, rotations, list(pages))
+        self._pages = (ctypes.c_void_p * len(pages))(*(layer_pages.data_ptr() for layer_pages in pages))
         functions = (library or load()).functions
         weights = (LayerWeights * len(layers))(*(LayerWeights(*map(_matrix, layer)) for layer in layers))
         structure = ModelShape(
@@ -116,16 +123,10 @@ class NativeModel:
         weakref.finalize(self, functions.headrace_model_free, self._handle)
 
     def logits(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        sampled_rows: Tensor,
-        batch: PagedBatch,
-        pages: Sequence[Tensor],
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, sampled_rows: Tensor, batch: PagedBatch
     ) -> Tensor:
         """One iteration: token_ids, positions [tokens], slots [tokens, 2 * num_kv_heads], sampled_rows [sampled], all
-        int64; pages: of each layer, [blocks, 2, num_kv_heads, block_size, head_dim] -> [sampled, vocab_size] bfloat16.
+        int64 -> [sampled, vocab_size] bfloat16.
 
         Writes the tokens' keys and values. A sequence's results are the same bits whatever else is in the batch and
         however its prompt is cut into chunks. Raises ValueError for what the kernels do not take.
@@ -139,13 +140,8 @@ class NativeModel:
         check_range("token_ids", token_ids, shape.vocab_size)
         check_range("positions", positions, self._num_positions)
         check_range("sampled_rows", sampled_rows, num_tokens)
-        if len(pages) != self._num_layers:
-            raise ValueError(f"pages of {len(pages)} layers, not {self._num_layers}")
-        for layer_pages in pages:
-            check_tensor("pages", layer_pages, (None, 2, shape.num_kv_heads, shape.block_size, shape.head_dim), _BF16)
-        num_blocks = min(layer_pages.shape[0] for layer_pages in pages)
-        check_range("slots", slots, num_blocks * 2 * shape.num_kv_heads * shape.block_size)
-        if batch.greatest_block >= num_blocks or batch.block_size != shape.block_size:
+        check_range("slots", slots, self._num_blocks * 2 * shape.num_kv_heads * shape.block_size)
+        if batch.greatest_block >= self._num_blocks or batch.block_size != shape.block_size:
             raise ValueError("the block table does not fit the pages")
         logits = torch.empty((sampled_rows.shape[0], shape.vocab_size), dtype=torch.bfloat16)
         structure = Batch(
@@ -158,8 +154,7 @@ class NativeModel:
             sampled_rows.shape[0],
             sampled_rows.data_ptr(),
         )
-        pointers = (ctypes.c_void_p * len(pages))(*(layer_pages.data_ptr() for layer_pages in pages))
-        self._run(self._handle, ctypes.byref(structure), pointers, logits.data_ptr(), torch.get_num_threads())
+        self._run(self._handle, ctypes.byref(structure), self._pages, logits.data_ptr(), torch.get_num_threads())
         return logits
 
 

@@ -3,8 +3,16 @@
 namespace headrace {
 namespace {
 
-// Bytes ahead of the multiplication that weights are asked for: each one is read once and comes from memory.
-constexpr int kPrefetch = 4096;
+// Weights are asked for this many inputs ahead of their use, in the next panel when this one ends: all streams of a panel
+// start anew there, too soon for the processor to see them coming.
+constexpr int kInputsAhead = 128;
+
+// What to ask for when the weights of `input` are used: a distance from the tile's first weight.
+inline std::int64_t ahead_of(int input, int num_inputs) {
+    const int ahead = input + kInputsAhead;
+    if (ahead < num_inputs) return static_cast<std::int64_t>(ahead) * kTile;
+    return (static_cast<std::int64_t>(kPanelTiles) * num_inputs + ahead - num_inputs) * kTile;
+}
 
 inline std::uint32_t pair_at(const bf16* x) {
     std::uint32_t pair;
@@ -13,7 +21,8 @@ inline std::uint32_t pair_at(const bf16* x) {
 }
 
 template <int Rows, int Tiles>
-void multiply_block(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs, float* products) {
+void multiply_block(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs,
+                    [[maybe_unused]] bool streamed, float* products) {
     const int num_pairs = num_inputs / 2;
 #ifdef HEADRACE_BF16_DOT
     __m512 sums[Rows][Tiles];
@@ -21,10 +30,11 @@ void multiply_block(const bf16* x, std::int64_t stride, const bf16* weights, int
         for (auto& value : row) value = _mm512_setzero_ps();
     for (int pair = 0; pair < num_pairs; ++pair) {
         __m512bh columns[Tiles];
+        const auto ahead = ahead_of(2 * pair, num_inputs);
         for (int tile = 0; tile < Tiles; ++tile) {
-            const bf16* source = weights + (static_cast<std::int64_t>(tile) * num_pairs + pair) * 2 * kTile;
-            if constexpr (Rows == 1) __builtin_prefetch(reinterpret_cast<const char*>(source) + kPrefetch);
-            columns[tile] = (__m512bh)_mm512_loadu_si512(source);
+            const bf16* column = weights + static_cast<std::int64_t>(tile) * num_inputs * kTile;
+            if (streamed) __builtin_prefetch(column + ahead);
+            columns[tile] = (__m512bh)_mm512_loadu_si512(column + pair * 2 * kTile);
         }
         for (int row = 0; row < Rows; ++row) {
             const auto inputs = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair_at(x + row * stride + 2 * pair)));
@@ -58,16 +68,16 @@ void multiply_block(const bf16* x, std::int64_t stride, const bf16* weights, int
 
 template <int Rows>
 void multiply_rows(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs, int num_tiles,
-                   float* products) {
+                   bool streamed, float* products) {
     switch (num_tiles) {
         case 1:
-            return multiply_block<Rows, 1>(x, stride, weights, num_inputs, products);
+            return multiply_block<Rows, 1>(x, stride, weights, num_inputs, streamed, products);
         case 2:
-            return multiply_block<Rows, 2>(x, stride, weights, num_inputs, products);
+            return multiply_block<Rows, 2>(x, stride, weights, num_inputs, streamed, products);
         case 3:
-            return multiply_block<Rows, 3>(x, stride, weights, num_inputs, products);
+            return multiply_block<Rows, 3>(x, stride, weights, num_inputs, streamed, products);
         default:
-            return multiply_block<Rows, 4>(x, stride, weights, num_inputs, products);
+            return multiply_block<Rows, 4>(x, stride, weights, num_inputs, streamed, products);
     }
 }
 
@@ -78,22 +88,22 @@ constexpr int kVectorRows = 2;
 #endif
 
 void multiply_vectors(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs,
-                      int num_tiles, float* products) {
+                      int num_tiles, bool streamed, float* products) {
     switch (num_rows) {
         case 1:
-            return multiply_rows<1>(x, stride, weights, num_inputs, num_tiles, products);
+            return multiply_rows<1>(x, stride, weights, num_inputs, num_tiles, streamed, products);
 #ifdef HEADRACE_BF16_DOT
         case 2:
-            return multiply_rows<2>(x, stride, weights, num_inputs, num_tiles, products);
+            return multiply_rows<2>(x, stride, weights, num_inputs, num_tiles, streamed, products);
         case 3:
-            return multiply_rows<3>(x, stride, weights, num_inputs, num_tiles, products);
+            return multiply_rows<3>(x, stride, weights, num_inputs, num_tiles, streamed, products);
         case 4:
-            return multiply_rows<4>(x, stride, weights, num_inputs, num_tiles, products);
+            return multiply_rows<4>(x, stride, weights, num_inputs, num_tiles, streamed, products);
         case 5:
-            return multiply_rows<5>(x, stride, weights, num_inputs, num_tiles, products);
+            return multiply_rows<5>(x, stride, weights, num_inputs, num_tiles, streamed, products);
 #endif
         default:
-            return multiply_rows<kVectorRows>(x, stride, weights, num_inputs, num_tiles, products);
+            return multiply_rows<kVectorRows>(x, stride, weights, num_inputs, num_tiles, streamed, products);
     }
 }
 
@@ -113,67 +123,68 @@ void shape_tiles(int num_rows) {
 }
 
 inline void prefetch_tile(const bf16* tile) {
-    for (int line = 0; line < 16; ++line) __builtin_prefetch(reinterpret_cast<const char*>(tile) + kPrefetch + 64 * line);
+    for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + 32 * line);
 }
 
-constexpr int kStepSize = kInputStep * kTile;  // elements of a tile for one step of inputs
-
-void multiply_short(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs,
-                    int num_tiles, float* products) {
-    shape_tiles(num_rows);
+// At most 16 rows: up to four tiles of outputs.
+template <int Tiles>
+void multiply_short(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs, bool streamed,
+                    float* products) {
     const std::int64_t tile_size = static_cast<std::int64_t>(num_inputs) * kTile;
-    const bf16* columns[kPanelTiles];
-    for (int tile = 0; tile < kPanelTiles; ++tile) columns[tile] = weights + (tile < num_tiles ? tile : 0) * tile_size;
-    const auto row_bytes = stride * 2;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int step = 0; step < num_inputs / kInputStep; ++step) {
-        const std::int64_t offset = static_cast<std::int64_t>(step) * kStepSize;
-        _tile_loadd(4, x + step * kInputStep, row_bytes);
-        prefetch_tile(columns[0] + offset);
-        _tile_loadd(6, columns[0] + offset, 64);
+    for (int input = 0; input < num_inputs; input += kInputStep) {
+        const bf16* columns = weights + static_cast<std::int64_t>(input) * kTile;
+        if (streamed) {
+            const bf16* ahead = weights + ahead_of(input, num_inputs);
+            for (int tile = 0; tile < Tiles; ++tile) prefetch_tile(ahead + tile * tile_size);
+        }
+        _tile_loadd(4, x + input, stride * 2);
+        _tile_loadd(6, columns, 64);
         _tile_dpbf16ps(0, 4, 6);
-        if (num_tiles > 1) {
-            prefetch_tile(columns[1] + offset);
-            _tile_loadd(7, columns[1] + offset, 64);
+        if constexpr (Tiles > 1) {
+            _tile_loadd(7, columns + tile_size, 64);
             _tile_dpbf16ps(1, 4, 7);
         }
-        if (num_tiles > 2) {
-            prefetch_tile(columns[2] + offset);
-            _tile_loadd(6, columns[2] + offset, 64);
+        if constexpr (Tiles > 2) {
+            _tile_loadd(6, columns + 2 * tile_size, 64);
             _tile_dpbf16ps(2, 4, 6);
         }
-        if (num_tiles > 3) {
-            prefetch_tile(columns[3] + offset);
-            _tile_loadd(7, columns[3] + offset, 64);
+        if constexpr (Tiles > 3) {
+            _tile_loadd(7, columns + 3 * tile_size, 64);
             _tile_dpbf16ps(3, 4, 7);
         }
     }
     _tile_stored(0, products, kPanel * 4);
-    if (num_tiles > 1) _tile_stored(1, products + kTile, kPanel * 4);
-    if (num_tiles > 2) _tile_stored(2, products + 2 * kTile, kPanel * 4);
-    if (num_tiles > 3) _tile_stored(3, products + 3 * kTile, kPanel * 4);
+    if constexpr (Tiles > 1) _tile_stored(1, products + kTile, kPanel * 4);
+    if constexpr (Tiles > 2) _tile_stored(2, products + 2 * kTile, kPanel * 4);
+    if constexpr (Tiles > 3) _tile_stored(3, products + 3 * kTile, kPanel * 4);
 }
 
-template <bool Two>
-void multiply_tall(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs, float* products) {
+// 17 to 32 rows: one or two tiles of outputs.
+template <int Tiles>
+void multiply_tall(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs, bool streamed,
+                   float* products) {
     const std::int64_t tile_size = static_cast<std::int64_t>(num_inputs) * kTile;
-    const auto row_bytes = stride * 2;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int step = 0; step < num_inputs / kInputStep; ++step) {
-        const std::int64_t offset = static_cast<std::int64_t>(step) * kStepSize;
-        _tile_loadd(6, weights + offset, 64);
-        _tile_loadd(4, x + step * kInputStep, row_bytes);
+    for (int input = 0; input < num_inputs; input += kInputStep) {
+        const bf16* columns = weights + static_cast<std::int64_t>(input) * kTile;
+        if (streamed) {
+            const bf16* ahead = weights + ahead_of(input, num_inputs);
+            for (int tile = 0; tile < Tiles; ++tile) prefetch_tile(ahead + tile * tile_size);
+        }
+        _tile_loadd(6, columns, 64);
+        _tile_loadd(4, x + input, stride * 2);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, x + 16 * stride + step * kInputStep, row_bytes);
+        _tile_loadd(5, x + 16 * stride + input, stride * 2);
         _tile_dpbf16ps(2, 5, 6);
-        if constexpr (Two) {
-            _tile_loadd(7, weights + tile_size + offset, 64);
+        if constexpr (Tiles > 1) {
+            _tile_loadd(7, columns + tile_size, 64);
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
         }
@@ -181,23 +192,34 @@ void multiply_tall(const bf16* x, std::int64_t stride, const bf16* weights, int 
     float* lower = products + 16 * kPanel;
     _tile_stored(0, products, kPanel * 4);
     _tile_stored(2, lower, kPanel * 4);
-    if constexpr (Two) {
+    if constexpr (Tiles > 1) {
         _tile_stored(1, products + kTile, kPanel * 4);
         _tile_stored(3, lower + kTile, kPanel * 4);
     }
 }
 
 void multiply_matrices(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs,
-                       int num_tiles, float* products) {
-    if (num_rows <= 16) return multiply_short(x, stride, num_rows, weights, num_inputs, num_tiles, products);
+                       int num_tiles, bool streamed, float* products) {
     shape_tiles(num_rows);
+    if (num_rows <= 16) {
+        switch (num_tiles) {
+            case 1:
+                return multiply_short<1>(x, stride, weights, num_inputs, streamed, products);
+            case 2:
+                return multiply_short<2>(x, stride, weights, num_inputs, streamed, products);
+            case 3:
+                return multiply_short<3>(x, stride, weights, num_inputs, streamed, products);
+            default:
+                return multiply_short<4>(x, stride, weights, num_inputs, streamed, products);
+        }
+    }
     const std::int64_t tile_size = static_cast<std::int64_t>(num_inputs) * kTile;
     for (int tile = 0; tile < num_tiles; tile += 2) {
         const bf16* columns = weights + tile * tile_size;
         if (tile + 1 < num_tiles)
-            multiply_tall<true>(x, stride, columns, num_inputs, products + tile * kTile);
+            multiply_tall<2>(x, stride, columns, num_inputs, streamed, products + tile * kTile);
         else
-            multiply_tall<false>(x, stride, columns, num_inputs, products + tile * kTile);
+            multiply_tall<1>(x, stride, columns, num_inputs, streamed, products + tile * kTile);
     }
 }
 
@@ -224,11 +246,12 @@ int rows_at_once(int num_rows) {
 }
 
 void multiply(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs, int num_tiles,
-              float* products) {
+              bool streamed, float* products) {
 #ifdef HEADRACE_AMX
-    if (has_matrix_unit) return multiply_matrices(x, stride, num_rows, weights, num_inputs, num_tiles, products);
+    if (has_matrix_unit)
+        return multiply_matrices(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
 #endif
-    multiply_vectors(x, stride, num_rows, weights, num_inputs, num_tiles, products);
+    multiply_vectors(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
 }
 
 void pack(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, bf16* packed) {

@@ -16,14 +16,15 @@ constexpr int kPanelTiles = 4;    // tiles that are computed together
 constexpr int kPanel = kTile * kPanelTiles;
 constexpr int kInputStep = 32;    // inputs come in multiples of this
 constexpr int kMostRows = 32;     // rows of one call of `multiply`
+constexpr int kNearTiles = 16;    // tiles that stay in the second-level cache while rows pass by
 
 // How many rows `multiply` does best at once.
 int rows_at_once(int num_rows);
 
 // Rows [0, num_rows <= rows_at_once) of x (row stride `stride`) times `num_tiles` <= kPanelTiles tiles from `weights` on.
-// products: [num_rows][kPanel].
+// products: [num_rows][kPanel]. `streamed`: the weights are used this once, so they come from memory.
 void multiply(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs, int num_tiles,
-              float* products);
+              bool streamed, float* products);
 
 // amx, avx512_bf16 or portable.
 const char* matmul_kind();
@@ -37,13 +38,17 @@ void multiply_tiles(const bf16* x, std::int64_t stride, int num_rows, const bf16
     alignas(64) float products[kMostRows * kPanel];
     MatrixUnit unit;
     const std::int64_t tile_size = static_cast<std::int64_t>(num_inputs) * kTile;
-    for (auto tile = first_tile; tile < last_tile; tile += kPanelTiles) {
-        const int num_tiles = static_cast<int>(last_tile - tile < kPanelTiles ? last_tile - tile : kPanelTiles);
-        for (int row = 0; row < num_rows;) {
-            const int count = rows_at_once(num_rows - row);
-            multiply(x + row * stride, stride, count, packed + tile * tile_size, num_inputs, num_tiles, products);
-            finish(row, count, tile, num_tiles, products);
-            row += count;
+    const bool streamed = rows_at_once(num_rows) == num_rows;
+    for (auto near = first_tile; near < last_tile; near += kNearTiles) {
+        const auto end = last_tile - near < kNearTiles ? last_tile : near + kNearTiles;
+        for (int row = 0, count; row < num_rows; row += count) {
+            count = rows_at_once(num_rows - row);
+            for (auto tile = near; tile < end; tile += kPanelTiles) {
+                const int num_tiles = static_cast<int>(end - tile < kPanelTiles ? end - tile : kPanelTiles);
+                multiply(x + row * stride, stride, count, packed + tile * tile_size, num_inputs, num_tiles, streamed,
+                         products);
+                finish(row, count, tile, num_tiles, products);
+            }
         }
     }
 }
