@@ -33,7 +33,7 @@ def engine_pid(worker_pid: int) -> int:
 
 
 async def measure(options: argparse.Namespace, directory: Path) -> dict[str, float]:
-    server = NatsServer(directory / "nats", sync_interval="100ms", max_memory_bytes=1 << 30)
+    server = NatsServer(directory / "nats", sync_interval="100ms")
     await server.start()
     deployment = Deployment(server, directory)
     try:

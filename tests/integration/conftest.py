@@ -10,14 +10,6 @@ from tests.integration.deployment import Client, Deployment
 
 
 @pytest.fixture
-async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats", sync_interval="100ms", max_memory_bytes=1 << 30)
-    await server.start()
-    yield server
-    await server.stop()
-
-
-@pytest.fixture
 async def deployment(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Deployment]:
     deployment = Deployment(nats_server, tmp_path)
     yield deployment

@@ -152,7 +152,7 @@ class Client:
 
     async def log_of(self, heard: Heard) -> list[TokenFrame | RequestEnded]:
         messages = await self.bus.read(TOKENS.name, tokens_subject(self.router, heard.request.request_id), 100_000)
-        return [codec.decode(message.data, LogMessage) for message in messages]  # type: ignore[arg-type]  # a union
+        return [codec.decode(message.data, LogMessage) for message in messages]
 
     async def num_queued(self) -> int:
         return await self.bus.num_messages("REQUESTS")
@@ -166,7 +166,7 @@ class Client:
             self._on_log(message)
 
     def _on_log(self, message: Message) -> None:
-        event: LogMessage = codec.decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union
+        event: LogMessage = codec.decode(message.data, LogMessage)
         heard = self.requests.get(event.request_id)
         if heard is not None:
             heard.take(event)

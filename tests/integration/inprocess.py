@@ -109,7 +109,7 @@ class InProcessWorker:
     def _take(self) -> None:
         inbox, self._inbox[:] = list(self._inbox), []
         for data in inbox:
-            frame: Grant | Reset = codec.decode(data, Grant | Reset)  # type: ignore[arg-type]  # a union
+            frame: Grant | Reset = codec.decode(data, Grant | Reset)
             if isinstance(frame, Reset):
                 self.loop.reset()
                 self._generation = frame.generation
@@ -221,7 +221,7 @@ class World:
             await asyncio.sleep(0.01)
 
     def _on_log(self, message: Message) -> None:
-        event: LogMessage = codec.decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union
+        event: LogMessage = codec.decode(message.data, LogMessage)
         if event.request_id not in self.endings:
             return
         if isinstance(event, RequestEnded):

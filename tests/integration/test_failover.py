@@ -124,15 +124,15 @@ async def test_a_hanging_engine_is_given_up(deployment: Deployment, client: Clie
 async def test_a_draining_worker_finishes_what_runs(deployment: Deployment, client: Client) -> None:
     await deployment.scheduler()
     await deployment.worker("worker-1", step_s=0.01)
-    running = await client.submit(PROMPT, max_tokens=150)
+    running = await client.submit(PROMPT, max_tokens=500)
     await until(lambda: len(running.outputs.get(0, [])) > 5, what="tokens")
     stopping = asyncio.create_task(deployment.stop("worker-1"))
     await deployment.worker("worker-2", step_s=0.01)
-    await until(lambda: client.gauge("scheduler-1", "num_workers") == 2.0, what="adoption")
+    await until(lambda: client.gauge("worker-2", "num_blocks"), what="the second worker")
     later = await client.submit(PROMPT, max_tokens=20)
     assert await stopping == 0
     await ended(running, later)
-    for heard, num_tokens in ((running, 150), (later, 20)):
+    for heard, num_tokens in ((running, 500), (later, 20)):
         assert_complete(heard, num_tokens)
         assert heard.attempts == {0: {0}}
 
