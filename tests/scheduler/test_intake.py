@@ -80,7 +80,7 @@ class Bench:
 
     async def log_of(self, wanted: Request) -> list[TokenFrame | RequestEnded]:
         messages = await self.bus.read(TOKENS.name, tokens_subject(wanted.router, wanted.request_id), 100)
-        return [codec.decode(message.data, LogMessage) for message in messages]  # type: ignore[arg-type]  # a union
+        return [codec.decode(message.data, LogMessage) for message in messages]
 
     async def num_queued(self) -> int:
         return await self.bus.num_messages("REQUESTS")

@@ -72,10 +72,10 @@ class Bench:
         self.num_adopted += 1
 
     def _on_report(self, message: Message) -> None:
-        self.sent.append(codec.decode(message.data, ReportMessage))  # type: ignore[arg-type]  # a union
+        self.sent.append(codec.decode(message.data, ReportMessage))
 
     def _on_token(self, message: Message) -> None:
-        event: LogMessage = codec.decode(message.data, LogMessage)  # type: ignore[arg-type]  # a union
+        event: LogMessage = codec.decode(message.data, LogMessage)
         assert isinstance(event, TokenFrame)
         self.sent.append(event)
 
