@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 import httpx
 
 STARTED = "Application startup complete."
+MAX_ROUTERS = 4
+"""Routers beyond the first take the ports after the first one's."""
 
 
 class Launched:
@@ -45,7 +48,8 @@ class Launched:
         return int(self.processes(service)[which]["pid"])
 
     def nats_url(self) -> str:
-        return f"nats://127.0.0.1:{self.processes('nats')[0]['port']}"
+        """With the credentials that this start of the broker asks for."""
+        return (self.data_dir / "broker-url").read_text().strip()
 
     def wait_healthy(self, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -57,10 +61,15 @@ class Launched:
         raise AssertionError(f"not healthy after {timeout_s} s:\n{self.log.read_text()[-4000:]}")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> int:
+    """The first of `count` free ports in a row, below the range that outgoing connections use."""
+    for _ in range(100):
+        first = random.randrange(12_000, 30_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise AssertionError(f"no {count} free ports in a row")
 
 
 @contextlib.contextmanager
@@ -68,7 +77,7 @@ def launched(
     data_dir: Path, *arguments: str, environment: dict[str, str] | None = None, timeout_s: float = 120.0
 ) -> Iterator[Launched]:
     """Starts the system, waits for its start-up line, and afterwards checks that a SIGINT leaves no process behind."""
-    port = free_port()
+    port = free_ports(MAX_ROUTERS)
     log = data_dir / "up.out"
     command = [sys.executable, "-m", "headrace_cli", "up", "--port", str(port), "--data-dir", str(data_dir), *arguments]
     with log.open("wb") as output:

@@ -95,6 +95,29 @@ async def test_answers_equal_the_reference_all_at_once(system: tuple[str, Launch
     assert (preemptions > 0) == (name == "small pool"), preemptions
 
 
+async def test_choices_differ_and_repeat_with_their_seed(system: tuple[str, Launched]) -> None:
+    _, launched_system = system
+    body = {
+        "model": "smollm2-135m",
+        "messages": [{"role": "user", "content": "Tell me a story about a fox and a mill."}],
+        "n": 4,
+        "seed": 7,
+        "temperature": 1,
+        "max_tokens": 24,
+    }
+
+    async with httpx.AsyncClient(base_url=launched_system.url, timeout=120) as client:
+
+        async def texts() -> list[str]:
+            answer = (await client.post("/v1/chat/completions", json=body)).json()
+            assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+            return [choice["message"]["content"] for choice in answer["choices"]]
+
+        first, second = await asyncio.gather(texts(), texts())
+    assert len(set(first)) > 1
+    assert first == second
+
+
 async def scheduler_metric(system: Launched, name: str) -> float:
     port = system.processes("scheduler")[0]["health_port"]
     async with httpx.AsyncClient() as client:
