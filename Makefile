@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.headrace-setup
 PROJECTS := shared services/router services/scheduler services/worker services/autoscaler cli
 SOURCES := $(addsuffix /src,$(PROJECTS))
-TOOLS := hypothesis import-linter mypy openai pytest pytest-asyncio pytest-timeout ruff types-psutil types-PyYAML
+TOOLS := accelerate hypothesis import-linter mypy openai pytest pytest-asyncio pytest-timeout ruff types-psutil types-PyYAML
 
 .PHONY: setup serve check test bench clean
 
