@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import BlockId
+from headrace_worker.huge_pages import huge_zeros
 
 
 class KVCache:
@@ -35,8 +36,9 @@ class KVCache:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.null_block = num_blocks
-        self.pages = torch.zeros(
-            (num_layers, num_blocks + 1, 2, num_kv_heads, block_size, head_dim), dtype=dtype, device=device
+        shape = (num_layers, num_blocks + 1, 2, num_kv_heads, block_size, head_dim)
+        self.pages = (
+            huge_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
         flat = self.pages.view(num_layers, -1, block_size * head_dim)
         self.layers: list[Tensor] = list(flat.unbind(0))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from headrace_worker.huge_pages import Arena
 from headrace_worker.inputs import Inputs
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import LlamaConfig
@@ -28,12 +29,13 @@ def find_kernels(config: LlamaConfig, *, block_size: int, dtype: torch.dtype, de
 class NativePacking:
     def __init__(self, kernels: Library) -> None:
         self._kernels = kernels
+        self._arena = Arena()
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> NativeMatrix:
-        return pack(weight.contiguous(), bias, self._kernels)
+        return pack(weight.contiguous(), bias, self._kernels, self._arena)
 
     def gate_up(self, weight: Tensor, bias: Tensor | None) -> NativeMatrix:
-        return pack_gate_up(weight.contiguous(), bias, self._kernels)
+        return pack_gate_up(weight.contiguous(), bias, self._kernels, self._arena)
 
 
 class NativeForward:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from headrace_worker.huge_pages import Arena, huge_zeros
 from headrace_worker.native.checks import check_multiple, check_tensor
 from headrace_worker.native.library import Library, load
 
@@ -15,7 +16,7 @@ INPUT_STEP = 32
 class PackedWeight:
     """A [outputs, inputs] matrix in the kernels' layout. Reads no more of it afterwards."""
 
-    def __init__(self, weight: Tensor, library: Library | None = None) -> None:
+    def __init__(self, weight: Tensor, library: Library | None = None, arena: Arena | None = None) -> None:
         check_tensor("weight", weight, (None, None), (torch.bfloat16,))
         self.num_outputs, self.num_inputs = weight.shape
         check_multiple("number of inputs", self.num_inputs, INPUT_STEP)
@@ -23,7 +24,8 @@ class PackedWeight:
             raise ValueError("weight has no outputs")
         self.library = library or load()
         num_tiles = -(-self.num_outputs // TILE)
-        self.data = torch.empty(num_tiles * TILE * self.num_inputs, dtype=torch.bfloat16)
+        size = num_tiles * TILE * self.num_inputs
+        self.data = arena.take(size, torch.bfloat16) if arena else huge_zeros((size,), torch.bfloat16)
         self.library.functions.headrace_pack(weight.data_ptr(), self.num_outputs, self.num_inputs, self.data.data_ptr())
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace_worker.huge_pages import Arena
 from headrace_worker.native.attention import HEAD_DIM_STEP, PagedBatch
 from headrace_worker.native.checks import check_multiple, check_range, check_tensor
 from headrace_worker.native.library import Library, load
@@ -50,16 +51,20 @@ class NativeLayer(NamedTuple):
     down: NativeMatrix
 
 
-def pack(weight: Tensor, bias: Tensor | None, library: Library | None = None) -> NativeMatrix:
+def pack(
+    weight: Tensor, bias: Tensor | None, library: Library | None = None, arena: Arena | None = None
+) -> NativeMatrix:
     """weight [outputs, inputs], bias [outputs], bfloat16."""
     if bias is not None:
         check_tensor("bias", bias, (weight.shape[0],), _BF16)
-    return NativeMatrix(PackedWeight(weight, library), bias)
+    return NativeMatrix(PackedWeight(weight, library, arena), bias)
 
 
-def pack_gate_up(weight: Tensor, bias: Tensor | None, library: Library | None = None) -> NativeMatrix:
+def pack_gate_up(
+    weight: Tensor, bias: Tensor | None, library: Library | None = None, arena: Arena | None = None
+) -> NativeMatrix:
     """weight [2 * size, inputs]: gate above up, whose tiles are packed by turns."""
-    return pack(_by_turns(weight), None if bias is None else _by_turns(bias), library)
+    return pack(_by_turns(weight), None if bias is None else _by_turns(bias), library, arena)
 
 
 def _by_turns(rows: Tensor) -> Tensor:

@@ -90,22 +90,31 @@ class Worker {
         return Worker(shape, {}, nullptr, 0, nullptr, nullptr, nullptr, 0, nullptr).used_;
     }
 
-    void run(const AttentionItem& item) {
+    // `after`: what this thread runs next; null: nothing.
+    void run(const AttentionItem& item, const AttentionItem* after) {
         const int start = sequences_.query_starts[item.sequence];
         const int num_rows = item.num_queries * group_;
-        first_position_ = sequences_.context_lengths[item.sequence] -
-                          (sequences_.query_starts[item.sequence + 1] - start) + item.first_query;
-        num_positions_ = first_position_ + item.num_queries;
+        const int end = std::min(num_positions(item), item.last_split * kSplit);
+        first_position_ = num_positions(item) - item.num_queries;
         for (int row = 0; row < num_rows; ++row)
             query_rows_[row] = queries_ + (start + item.first_query + row / group_) * query_stride_ +
                                (item.kv_head * group_ + row % group_) * shape_.head_dim;
         Chunk::load_queries(query_rows_, num_rows, shape_.head_dim, own_queries_);
         if (item.partial < 0) all_.clear(num_rows, shape_.head_dim);
+        ChunkRows<T> chunk = locate(item, item.first_split * kSplit);
         for (int split = item.first_split; split < item.last_split; ++split) {
             const Sums sums = item.partial < 0 ? split_ : partial(item.partial + split - item.first_split);
             sums.clear(num_rows, shape_.head_dim);
-            const int end = std::min(num_positions_, (split + 1) * kSplit);
-            for (int chunk = split * kSplit; chunk < end; chunk += kChunk) add_chunk(item, chunk, num_rows, sums);
+            for (int first = split * kSplit; first < std::min(end, (split + 1) * kSplit); first += kChunk) {
+                ChunkRows<T> next;
+                next.count = 0;
+                if (first + kChunk < end)
+                    next = locate(item, first + kChunk);
+                else if (after)
+                    next = locate(*after, after->first_split * kSplit);
+                add_chunk(chunk, next, first, num_rows, sums);
+                chunk = next;
+            }
             if (item.partial < 0)
                 for (int row = 0; row < num_rows; ++row) merge_row(all_, split_, row, shape_.head_dim);
         }
@@ -122,19 +131,26 @@ class Worker {
     }
 
   private:
+    // That the item's last query sees.
+    int num_positions(const AttentionItem& item) const {
+        const int all = sequences_.query_starts[item.sequence + 1] - sequences_.query_starts[item.sequence];
+        return sequences_.context_lengths[item.sequence] - all + item.first_query + item.num_queries;
+    }
+
     Sums partial(int slot) const {
         float* base = partials_ + static_cast<std::int64_t>(slot) * partial_rows_ * (shape_.head_dim + 2);
         float* greatest = base + static_cast<std::int64_t>(partial_rows_) * shape_.head_dim;
         return {base, greatest, greatest + partial_rows_};
     }
 
-    // Positions [start, start + kChunk), as far as the item's last query sees them.
-    void add_chunk(const AttentionItem& item, int start, int num_rows, const Sums& sums) {
+    // Where positions [start, start + kChunk) lie, as far as the item's last query sees them.
+    ChunkRows<T> locate(const AttentionItem& item, int start) const {
         const int dim = shape_.head_dim;
         ChunkRows<T> chunk;
-        chunk.count = std::min(kChunk, num_positions_ - start);
+        chunk.count = std::min(kChunk, num_positions(item) - start);
         chunk.tiled = shape_.block_size % kLanes == 0;
-        const std::int32_t* block = sequences_.block_table + item.sequence * sequences_.table_stride + start / shape_.block_size;
+        const std::int32_t* block =
+            sequences_.block_table + item.sequence * sequences_.table_stride + start / shape_.block_size;
         const auto part_size = static_cast<std::int64_t>(shape_.num_kv_heads) * shape_.block_size * dim;
         int offset = start % shape_.block_size;
         for (int position = 0; position < chunk.count; ++block, offset = 0) {
@@ -146,10 +162,24 @@ class Worker {
                 chunk.values[position] = keys + part_size;
             }
         }
+        return chunk;
+    }
+
+    // Blocks are too short for the processor to foresee the next one.
+    void prefetch(const T* const* rows, int count) const {
+        for (int position = 0; position < count; ++position)
+            for (int d = 0; d < shape_.head_dim; d += 64 / static_cast<int>(sizeof(T)))
+                __builtin_prefetch(rows[position] + d, 0, 2);
+    }
+
+    void add_chunk(const ChunkRows<T>& chunk, const ChunkRows<T>& next, int start, int num_rows, const Sums& sums) {
+        const int dim = shape_.head_dim;
         const int first_row = std::max(0, start - first_position_) * group_;  // rows before it see nothing of the chunk
+        prefetch(next.keys, next.count);
         Chunk::score(own_queries_, first_row, num_rows, chunk, dim, packed_, scores_);
         for (int row = first_row; row < num_rows; ++row)
             weigh(row, std::min(kChunk, first_position_ + row / group_ + 1 - start), sums);
+        prefetch(next.values, next.count);
         Chunk::mix(weights_, scales_, first_row, num_rows, chunk, dim, packed_, sums.mixed);
     }
 
@@ -201,7 +231,6 @@ class Worker {
     int partial_rows_;
     int group_;
     int first_position_ = 0;
-    int num_positions_ = 0;
     typename Chunk::Query* own_queries_;
     typename Chunk::Packed* packed_;
     typename Chunk::Weight* weights_;
@@ -272,8 +301,15 @@ void attend_with(Team& team, const AttentionShape& shape, const Sequences& seque
                   scratch.get<std::byte>(Worker::scratch_size(shape)));
     MatrixUnit unit;
     const int num_items = static_cast<int>(plan.items.size());
-    for (int index; (index = next[0].fetch_add(1, std::memory_order_relaxed)) < num_items;)
-        worker.run(plan.items[index]);
+    auto take = [&]() -> const AttentionItem* {
+        const int index = next[0].fetch_add(1, std::memory_order_relaxed);
+        return index < num_items ? &plan.items[static_cast<std::size_t>(index)] : nullptr;
+    };
+    for (const AttentionItem* item = take(); item;) {
+        const AttentionItem* after = take();
+        worker.run(*item, after);
+        item = after;
+    }
     if (plan.merges.empty()) return;
     team.wait();
     const int num_merges = static_cast<int>(plan.merges.size());
