@@ -100,10 +100,11 @@ class Model {
         }
         if (batch.num_sampled == 0) return;
         const bf16* rows = normalized(team, batch.num_sampled, batch.sampled_rows);
-        compute(team, rows, shape_.hidden_size, batch.num_sampled, head_, shape_.vocab_size, 1,
-                [&](std::int64_t row, std::int64_t column, Floats sums) {
-                    store_part(logits + row * shape_.vocab_size + column, sums, shape_.vocab_size - column);
-                });
+        compute(team, rows, shape_.hidden_size, batch.num_sampled, head_, shape_.vocab_size, 1, [&](const Products& tile) {
+            for (int row = 0; row < tile.num_rows; ++row)
+                store_part(logits + (tile.first_row + row) * shape_.vocab_size + tile.column, tile.at(row),
+                           shape_.vocab_size - tile.column);
+        });
     }
 
     bf16* hidden_row(std::int64_t row) { return hidden_.data() + row * shape_.hidden_size; }
@@ -121,21 +122,33 @@ class Model {
         return target;
     }
 
-    // Calls finish(row, column, sums of 16 columns) for this thread's part of rows x outputs. Parts begin at multiples of
-    // `step` tiles.
+    // Some rows of some tiles of a product.
+    struct Products {
+        int first_row;
+        int num_rows;
+        std::int64_t column;  // of the first tile
+        const float* sums;
+        Floats bias[2];
+
+        Floats at(int row, int tile = 0) const {
+            return rounded<bf16>(load(sums + row * kPanel + tile * kTile) + bias[tile]);
+        }
+    };
+
+    // Calls finish(Products) for this thread's part of rows x outputs, with `step` (1 or 2) tiles each time.
     template <class Finish>
     void compute(Team& team, const bf16* x, int num_inputs, std::int64_t num_rows, const Matrix& matrix,
                  std::int64_t num_outputs, int step, Finish&& finish) {
         const auto tiles = team.share(tiles_of(num_outputs), step);
         multiply_tiles(x, num_inputs, static_cast<int>(num_rows), matrix.weights, num_inputs, tiles.begin, tiles.end,
                        [&](int first, int count, std::int64_t tile, int num_tiles, const float* products) {
-                           for (int row = 0; row < count; ++row)
-                               for (int t = 0; t < num_tiles; ++t) {
-                                   const auto column = (tile + t) * kTile;
-                                   Floats sums = load(products + row * kPanel + t * kTile);
-                                   if (matrix.bias) sums += load_part(matrix.bias + column, num_outputs - column);
-                                   finish(first + row, column, rounded<bf16>(sums));
-                               }
+                           for (int t = 0; t < num_tiles; t += step) {
+                               const auto column = (tile + t) * kTile;
+                               Products part{first, count, column, products + t * kTile, {}};
+                               for (int s = 0; matrix.bias && s < step; ++s)
+                                   part.bias[s] = load_part(matrix.bias + column + s * kTile, num_outputs - column - s * kTile);
+                               finish(part);
+                           }
                        });
     }
 
@@ -146,36 +159,39 @@ class Model {
         const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
         const bf16* rows = normalized(team, batch.num_tokens, nullptr);
         compute(team, rows, shape_.hidden_size, batch.num_tokens, matrix,
-                static_cast<std::int64_t>(num_heads + 2 * num_kv_heads) * dim, 1,
-                [&](std::int64_t row, std::int64_t column, Floats sums) {
-                    const int head = static_cast<int>(column) / dim, component = static_cast<int>(column) % dim;
-                    if (head < num_heads + num_kv_heads)
-                        sums = rotated(sums, load(rotations_ + batch.positions[row] * dim + component));
-                    bf16* target = head < num_heads
-                                       ? queries_.data() + row * num_heads * dim + head * dim
-                                       : cached(pages, attention, batch.slots[row * batch.slot_stride], head - num_heads);
-                    store(target + component, sums);
+                static_cast<std::int64_t>(num_heads + 2 * num_kv_heads) * dim, 1, [&](const Products& tile) {
+                    const int head = static_cast<int>(tile.column) / dim, component = static_cast<int>(tile.column) % dim;
+                    for (int i = 0; i < tile.num_rows; ++i) {
+                        const std::int64_t row = tile.first_row + i;
+                        Floats sums = tile.at(i);
+                        if (head < num_heads + num_kv_heads)
+                            sums = rotated(sums, load(rotations_ + batch.positions[row] * dim + component));
+                        bf16* target =
+                            head < num_heads
+                                ? queries_.data() + (row * num_heads + head) * dim
+                                : cached(pages, attention, batch.slots[row * batch.slot_stride], head - num_heads);
+                        store(target + component, sums);
+                    }
                 });
     }
 
     void add_product(Team& team, std::int64_t num_rows, const bf16* x, int num_inputs, const Matrix& matrix) {
-        compute(team, x, num_inputs, num_rows, matrix, shape_.hidden_size, 1,
-                [&](std::int64_t row, std::int64_t column, Floats sums) {
-                    bf16* target = hidden_row(row) + column;
-                    store(target, load(target) + sums);
-                });
+        compute(team, x, num_inputs, num_rows, matrix, shape_.hidden_size, 1, [&](const Products& tile) {
+            for (int row = 0; row < tile.num_rows; ++row) {
+                bf16* target = hidden_row(tile.first_row + row) + tile.column;
+                store(target, load(target) + tile.at(row));
+            }
+        });
     }
 
     void multiply_gate(Team& team, std::int64_t num_rows, const Matrix& matrix) {
         const bf16* rows = normalized(team, num_rows, nullptr);
-        Floats gate{};  // of the tile before: gate and up come one after the other
         compute(team, rows, shape_.hidden_size, num_rows, matrix, 2 * static_cast<std::int64_t>(shape_.intermediate_size), 2,
-                [&](std::int64_t row, std::int64_t column, Floats sums) {
-                    if (column / kTile % 2 == 0)
-                        gate = sums;
-                    else
-                        store(gated_.data() + row * shape_.intermediate_size + column / (2 * kTile) * kTile,
-                              silu_mul<bf16>(gate, sums));
+                [&](const Products& tiles) {
+                    for (int row = 0; row < tiles.num_rows; ++row)
+                        store(gated_.data() + (tiles.first_row + row) * static_cast<std::int64_t>(shape_.intermediate_size) +
+                                  tiles.column / 2,
+                              silu_mul<bf16>(tiles.at(row), tiles.at(row, 1)));
                 });
     }
 

@@ -6,6 +6,7 @@ namespace {
 // Weights are asked for this many inputs ahead of their use, in the next panel when this one ends: all streams of a panel
 // start anew there, too soon for the processor to see them coming.
 constexpr int kInputsAhead = 128;
+constexpr int kInputsNear = 64;  // the same for weights that come from the second-level cache
 
 // What to ask for when the weights of `input` are used: a distance from the tile's first weight.
 inline std::int64_t ahead_of(int input, int num_inputs) {
@@ -174,10 +175,8 @@ void multiply_tall(const bf16* x, std::int64_t stride, const bf16* weights, int 
     _tile_zero(3);
     for (int input = 0; input < num_inputs; input += kInputStep) {
         const bf16* columns = weights + static_cast<std::int64_t>(input) * kTile;
-        if (streamed) {
-            const bf16* ahead = weights + ahead_of(input, num_inputs);
-            for (int tile = 0; tile < Tiles; ++tile) prefetch_tile(ahead + tile * tile_size);
-        }
+        const bf16* ahead = streamed ? weights + ahead_of(input, num_inputs) : columns + kInputsNear * kTile;
+        for (int tile = 0; tile < Tiles; ++tile) prefetch_tile(ahead + tile * tile_size);
         _tile_loadd(6, columns, 64);
         _tile_loadd(4, x + input, stride * 2);
         _tile_dpbf16ps(0, 4, 6);

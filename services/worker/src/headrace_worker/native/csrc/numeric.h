@@ -57,7 +57,7 @@ inline Floats load(const bf16* source) {
 inline void store(float* target, Floats value) { std::memcpy(target, &value, sizeof value); }
 inline void store(bf16* target, Floats value) {
 #ifdef HEADRACE_BF16_DOT
-    const auto halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512&>(value));
+    const auto halves = _mm512_cvtneps_pbh((__m512)value);
     std::memcpy(target, &halves, sizeof halves);
 #else
     const Words bits = std::bit_cast<Words>(value);
@@ -79,6 +79,13 @@ template <>
 inline Floats rounded<float>(Floats value) {
     return value;
 }
+#ifdef HEADRACE_BF16_DOT
+template <>
+inline Floats rounded<bf16>(Floats value) {
+    const auto halves = (__m256i)_mm512_cvtneps_pbh((__m512)value);
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+}
+#endif
 
 // Sums and maxima by a fixed tree, so that they do not depend on how the compiler vectorizes.
 inline Floats folded(Floats value, int width) {
@@ -134,6 +141,9 @@ Floats exp2(Floats x) {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-inline Floats silu(Floats x) { return x / (exp2(x * -kLog2E) + 1.0f); }
+template <class T>
+Floats silu(Floats x) {
+    return x / (exp2<T>(x * -kLog2E) + 1.0f);
+}
 
 }  // namespace headrace

@@ -57,7 +57,7 @@ inline Floats rotated(Floats pairs, Floats rotations) {
 
 template <class T>
 Floats silu_mul(Floats gate, Floats up) {
-    return rounded<T>(silu(gate)) * up;
+    return rounded<T>(silu<T>(gate)) * up;
 }
 
 // First index of the greatest of logits[begin, end); NaN counts as greatest.
