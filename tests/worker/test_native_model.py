@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import BlockId, SequenceId
+from headrace_worker import forward
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine import load
 from headrace_worker.iteration import SequenceSlice
-from headrace_worker.native import forward
 from headrace_worker.native.errors import NativeUnavailable
 from headrace_worker.torch_engine import TorchEngine
 from tests.worker.checkpoints import VOCAB_SIZE, save_checkpoint
@@ -42,7 +42,7 @@ def load_tiny(folder: Path, native: str = "auto", dtype: str = "bfloat16") -> To
 @pytest.fixture(params=list(VARIANTS))
 def use_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = library(request.param)
-    monkeypatch.setattr(forward, "load", lambda: kernels)
+    monkeypatch.setattr(forward, "load_kernels", lambda: kernels)
 
 
 def slice_of(tokens: list[int], start: int, end: int, *, number: int = 0) -> SequenceSlice:
@@ -112,10 +112,10 @@ def test_without_a_compiler_it_still_runs(
         raise NativeUnavailable("no C++ compiler")
 
     save_checkpoint(tmp_path, **SIZES)
-    monkeypatch.setattr(forward, "load", fail)
-    with caplog.at_level("INFO"):
+    monkeypatch.setattr(forward, "load_kernels", fail)
+    with caplog.at_level("WARNING"):
         engine = load_tiny(tmp_path)
     assert engine.logits([slice_of(tokens_of(5), 0, 5)]).isfinite().all()
     assert [record.message for record in caplog.records if record.name == "headrace_worker.forward"] == [
-        "computing with torch alone, not with compiled kernels: no C++ compiler"
+        "no compiled kernels, torch's own are slower: no C++ compiler"
     ]

@@ -18,7 +18,9 @@ from headrace_worker.models.llama_weights import read_llama
 from headrace_worker.models.rotary import rotary_table
 from headrace_worker.models.weights import TensorSource
 from headrace_worker.native.errors import NativeUnavailable
-from headrace_worker.native.forward import NativeForward, NativePacking, find_kernels
+from headrace_worker.native.forward import NativeForward, NativePacking, why_not_native
+from headrace_worker.native.library import Library
+from headrace_worker.native.library import load as load_kernels
 
 _log = logging.getLogger(__name__)
 
@@ -49,17 +51,23 @@ def load_forward(
     report: Callable[[int, int], None],
 ) -> Bind:
     """Reads the weights. `native`: auto (compiled kernels where they can be had) or off."""
-    try:
-        if native == "off":
-            raise NativeUnavailable("switched off")
-        kernels = find_kernels(architecture, block_size=block_size, dtype=dtype, device=device)
-    except NativeUnavailable as reason:
-        _log.info("computing with torch alone, not with compiled kernels: %s", reason)
+    kernels = None if native == "off" else _kernels(architecture, block_size, dtype, device)
+    if kernels is None:
         weights = read_llama(architecture, source, TorchPacking(), dtype=dtype, device=device, report=report)
         return lambda cache, context: TorchForward(Llama(weights), cache, context)
-    _log.info("computing with compiled kernels (%s)", kernels.matmul_kind)
     packed = read_llama(architecture, source, NativePacking(kernels), dtype=dtype, device=device, report=report)
     return lambda cache, context: NativeForward(packed, cache, context, kernels)
+
+
+def _kernels(architecture: LlamaConfig, block_size: int, dtype: torch.dtype, device: torch.device) -> Library | None:
+    if (reason := why_not_native(architecture, block_size=block_size, dtype=dtype, device=device)) is not None:
+        _log.info("no compiled kernels: %s", reason)
+        return None
+    try:
+        return load_kernels()
+    except NativeUnavailable as error:
+        _log.warning("no compiled kernels, torch's own are slower: %s", error)
+        return None
 
 
 class TorchForward:

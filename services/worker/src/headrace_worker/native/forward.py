@@ -10,20 +10,19 @@ from headrace_worker.models.config import LlamaConfig
 from headrace_worker.models.llama_weights import LlamaWeights
 from headrace_worker.models.rotary import rotary_table
 from headrace_worker.native.attention import PagedBatch
-from headrace_worker.native.errors import NativeUnavailable
-from headrace_worker.native.library import Library, load
+from headrace_worker.native.library import Library
 from headrace_worker.native.model import NativeLayer, NativeMatrix, NativeModel, NativeShape, pack, pack_gate_up
 
 
-def find_kernels(config: LlamaConfig, *, block_size: int, dtype: torch.dtype, device: torch.device) -> Library:
-    """Raises NativeUnavailable where the kernels cannot be had, or would not serve this model."""
+def why_not_native(config: LlamaConfig, *, block_size: int, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernels would not serve this model. None: they would."""
     if device.type != "cpu" or dtype != torch.bfloat16:
-        raise NativeUnavailable(f"they are for bfloat16 on the CPU, not {dtype} on {device.type}")
+        return f"they are for bfloat16 on the CPU, not {dtype} on {device.type}"
     try:
         _shape(config, block_size).check()
     except ValueError as error:
-        raise NativeUnavailable(str(error)) from error
-    return load()
+        return str(error)
+    return None
 
 
 class NativePacking:
