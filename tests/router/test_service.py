@@ -5,13 +5,18 @@ import contextlib
 import json
 import re
 import socket
+import time
 
 import openai
 import pytest
 
+from headrace_router.models import Models
 from headrace_router.settings import RouterSettings
+from headrace_router.tokenization import TextEncoder
 from headrace_router.web_server import listen
-from headrace_shared.errors import ConfigError
+from headrace_shared.errors import ConfigError, ProtocolError
+from headrace_shared.memory_bus import MemoryBus
+from headrace_shared.messages import ModelCard
 from headrace_shared.model_cards import store_card
 from tests.router.support import CONTEXT, MODEL, make_card, running_router, says, sse_events, until
 
@@ -25,6 +30,23 @@ async def test_health_follows_the_workers() -> None:
     async with running_router(says("ok")) as router:
         await asyncio.sleep(0.2)
         assert (await router.client.get("/health")).json() == {"status": "ready", "workers": 1}
+
+
+async def test_a_worker_whose_model_is_not_known_yet_makes_nothing_ready() -> None:
+    """A worker may be heard of before its card is read: whoever asks then would get a 503."""
+    async with running_router(says("ok")) as router:
+        models = Models(time.monotonic)
+        following = asyncio.create_task(models.follow(MemoryBus(router.broker), build=_never_built))
+        await asyncio.sleep(0.3)
+        assert models.all() == [] and models.num_ready_workers() == 0
+        models.add(make_card(), TextEncoder(make_card()))
+        assert models.num_ready_workers() == 1
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+def _never_built(card: ModelCard) -> TextEncoder:
+    raise ProtocolError("the tokenizer cannot be read")
 
 
 async def test_models_are_listed_without_workers_and_their_requests_wait() -> None:

@@ -119,7 +119,15 @@ class Caller:
     ) -> None:
         trace = continue_trace(call.headers).to_headers()
         ids = iter([call.request_id])
-        prompts = make_prompts(encoded, params, model, self._router, trace, lambda: next(ids, None) or new_request_id())
+        prompts = make_prompts(
+            encoded,
+            params,
+            model,
+            self._router,
+            trace,
+            lambda: next(ids, None) or new_request_id(),
+            self._bus.max_payload,
+        )
         prefix = "chatcmpl" if is_chat else "cmpl"
         identity = Identity(f"{prefix}-{call.request_id}", int(time.time()), model.card.model)
         formatter = Formatter(

@@ -64,7 +64,7 @@ def to_request_error(error: BaseException) -> RequestError:
         case RequestError():
             return error
         case PayloadTooLarge():
-            message = "The request is too large for the queue: shorten the prompt."
+            message = "The request is too large for the queue: shorten the prompt or 'max_tokens'."
             return InvalidRequest(message, code="payload_too_large")
         case BusError():
             return refusal(error)

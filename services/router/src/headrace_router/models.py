@@ -59,8 +59,12 @@ class Models:
         return [self._models[name] for name in sorted(self._models)]
 
     def num_ready_workers(self) -> int:
+        """Of models that can be asked for: a worker may be heard of before its card is read."""
         oldest = self._now() - WORKER_TIMEOUT_S
-        return sum(worker.state is WorkerState.READY and worker.heard_at >= oldest for worker in self._workers.values())
+        return sum(
+            worker.state is WorkerState.READY and worker.heard_at >= oldest and worker.model in self._models
+            for worker in self._workers.values()
+        )
 
     async def follow(self, bus: Bus, build: Callable[[ModelCard], TextEncoder] = TextEncoder) -> None:
         """Keeps up with cards and workers until cancelled."""

@@ -11,6 +11,8 @@ from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
 from headrace_router.validation import ValidChat, ValidParams, context_exceeded, fit
 from headrace_shared.codec import pack_ids
+from headrace_shared.errors import PayloadTooLarge
+from headrace_shared.message_sizes import largest_message, most_tokens
 from headrace_shared.messages import Request, RequestId, RouterId, StopParams
 
 
@@ -50,7 +52,9 @@ def make_prompts(
     router: RouterId,
     trace: dict[str, str],
     new_id: Callable[[], RequestId],
+    max_payload: int,
 ) -> list[Prompt]:
+    """Raises PayloadTooLarge if the messages about a request could exceed `max_payload` bytes."""
     prompts = []
     for number, (ids, stop) in enumerate(encoded):
         # Equal prompts of one call are different draws, unless the client wants them to be equal.
@@ -67,8 +71,20 @@ def make_prompts(
             cache_salt=params.cache_salt,
             trace=trace,
         )
+        request = _sized(request, params, max_payload)
         prompts.append(Prompt(request, [_choice(params, stop, model) for _ in range(params.num_choices)]))
     return prompts
+
+
+def _sized(request: Request, params: ValidParams, max_payload: int) -> Request:
+    """The answer is shortened to what can be carried only where the client left its length to us."""
+    size = largest_message(request)
+    if size <= max_payload:
+        return request
+    max_tokens = most_tokens(request, max_payload)
+    if params.max_tokens is not None or max_tokens < max(1, request.stop.min_tokens):
+        raise PayloadTooLarge(size, max_payload)
+    return msgspec.structs.replace(request, stop=msgspec.structs.replace(request.stop, max_tokens=max_tokens))
 
 
 def _choice(params: ValidParams, stop: StopParams, model: ServedModel) -> ChoiceText:

@@ -19,6 +19,7 @@ from headrace_scheduler.token_log import read_log
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery
 from headrace_shared.errors import BusError, ProtocolError
+from headrace_shared.message_sizes import largest_message
 from headrace_shared.messages import Lane, Outcome, Request, RequestEnded, RequestId, RouterId
 from headrace_shared.subjects import ConsumerSpec, requests_consumer
 
@@ -29,8 +30,6 @@ PULL_S = 1.0
 POLL_S = 0.02
 RETRY_S = 0.25
 MAX_CHOICES = 128
-MIN_BLOCK_SIZE = 4
-"""Smallest that a worker can be configured to."""
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _ROUTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -183,20 +182,6 @@ def _parse(data: bytes, model: str) -> Request:
     if not 1 <= request.num_choices <= MAX_CHOICES or request.stop.max_tokens < 1:
         raise ProtocolError("the number of choices or tokens is out of range")
     return request
-
-
-def largest_message(request: Request) -> int:
-    """An upper bound of any message that describes one of its choices: an admission again after the last token but
-    one, or that in a snapshot. A request that cannot be described could never be handed over."""
-    num_tokens = len(request.prompt) // 4 + request.stop.max_tokens
-    return (
-        4096
-        + 4 * num_tokens
-        + 5 * (num_tokens // MIN_BLOCK_SIZE + 1)
-        + 4 * sum(len(key) + len(value) for key, value in request.trace.items())
-        + 16 * len(request.sampling.logit_bias)
-        + 5 * len(request.stop.stop_token_ids)
-    )
 
 
 def _are_ids(request_id: RequestId, router: RouterId) -> bool:
