@@ -130,12 +130,12 @@ async def test_a_prompt_above_the_queue_s_limit_is_refused_and_streams_go_on() -
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_no_message_inside_could_carry_is_refused_before_it_is_queued(stream: bool) -> None:
-    """Prompt and answer travel together when a request changes hands: 198,000 tokens at 1 MiB."""
+    """Prompt and answer travel together when a request changes hands: 196,000 tokens at 1 MiB."""
     async with running_router(says("ok"), card=make_card(context=1_000_000)) as router:
-        body = {"model": MODEL, "prompt": [1] * 1000, "max_tokens": 198_000, "stream": stream}
+        body = {"model": MODEL, "prompt": [1] * 1000, "max_tokens": 196_000, "stream": stream}
         assert_refused(await router.client.post("/v1/completions", json=body), 413, code="payload_too_large")
         assert router.worker.requests == []
-        body["max_tokens"] = 197_000
+        body["max_tokens"] = 195_000
         assert (await router.client.post("/v1/completions", json=body)).status_code == 200
         chat = {"model": MODEL, "messages": MESSAGES, "stream": stream}
         assert (await router.client.post("/v1/chat/completions", json=chat)).status_code == 200
