@@ -130,17 +130,17 @@ async def test_a_prompt_above_the_queue_s_limit_is_refused_and_streams_go_on() -
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_no_message_inside_could_carry_is_refused_before_it_is_queued(stream: bool) -> None:
-    """Prompt and answer travel together when a request changes hands: 196,000 tokens at 1 MiB."""
+    """Prompt and answer travel together when a request changes hands: 186,000 tokens at 1 MiB."""
     async with running_router(says("ok"), card=make_card(context=1_000_000)) as router:
-        body = {"model": MODEL, "prompt": [1] * 1000, "max_tokens": 196_000, "stream": stream}
+        body = {"model": MODEL, "prompt": [1] * 1000, "max_tokens": 186_000, "stream": stream}
         assert_refused(await router.client.post("/v1/completions", json=body), 413, code="payload_too_large")
         assert router.worker.requests == []
-        body["max_tokens"] = 195_000
+        body["max_tokens"] = 185_000
         assert (await router.client.post("/v1/completions", json=body)).status_code == 200
         chat = {"model": MODEL, "messages": MESSAGES, "stream": stream}
         assert (await router.client.post("/v1/chat/completions", json=chat)).status_code == 200
         assert all(largest_message(request) <= router.bus.max_payload for request in router.worker.requests)
-        assert router.worker.requests[-1].stop.max_tokens > 190_000
+        assert router.worker.requests[-1].stop.max_tokens > 180_000
 
 
 async def test_too_many_and_too_large_headers() -> None:
