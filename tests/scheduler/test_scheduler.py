@@ -96,6 +96,21 @@ def test_without_a_worker_requests_wait() -> None:
     assert admitted_names(step(made)) == ["r1"]
 
 
+def test_the_longest_wait_is_told() -> None:
+    made = Scheduler()
+    assert made.oldest_wait_s(5.0) == 0.0
+    made.add_request(request("a"), "ack.a", 1, 1, 10.0)
+    made.add_request(request("b"), "ack.b", 2, 1, 12.0)
+    assert made.oldest_wait_s(15.0) == 5.0
+    made.cancel(RequestId("a"), None, CancelReason.CLIENT, 15.0)
+    assert made.oldest_wait_s(15.0) == 3.0
+    made.add_worker(W1, facts(), (), 16.0)
+    made.schedule(16.0)
+    assert made.oldest_wait_s(17.0) == 0.0
+    made.worker_lost(W1, 20.0)  # it waits again: only this wait counts
+    assert made.oldest_wait_s(21.0) == 1.0
+
+
 def test_a_draining_worker_gets_nobody_new_but_its_sequences_go_on() -> None:
     made = scheduler(facts())
     add(made, request("a", max_tokens=100))

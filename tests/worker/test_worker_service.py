@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_shared import codec
+from headrace_shared import codec, telemetry
 from headrace_shared.bus import Message
 from headrace_shared.errors import ConfigError
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
@@ -18,6 +18,7 @@ from headrace_shared.messages import Adopt, Grant, Hello, SchedulerId, TokenFram
 from headrace_shared.model_cards import load_card
 from headrace_shared.service import Service
 from headrace_shared.subjects import ALL_HELLOS, grants_subject
+from headrace_shared.telemetry import Instrument
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Reset, TokenizerPart
 from headrace_worker.engine_link import EngineDied, EngineLink
@@ -188,6 +189,34 @@ async def test_ready_only_after_a_token_and_with_its_card_stored(bench: Bench) -
     card = await load_card(bench.bus, "scripted")
     assert card is not None and card.tokenizer == b"{}"
     assert bench.service.not_ready() is None
+
+
+async def test_tells_what_it_computes_and_holds(bench: Bench) -> None:
+    await bench.until_state(WorkerState.READY)
+    metrics = bench.service.metrics
+
+    def figure(instrument: Instrument) -> float:
+        made = metrics.gauge(instrument) if instrument.kind == "gauge" else metrics.counter(instrument)
+        return float(made.labels("scripted")._value.get())
+
+    bench.run_prompt(PROMPT, 60)
+    await _until(lambda: figure(telemetry.DECODE_TOKENS) == 60)
+    assert figure(telemetry.PREFILL_TOKENS) == len(PROMPT)
+    assert figure(telemetry.ITERATIONS) >= 60
+    assert (figure(telemetry.BLOCKS), figure(telemetry.RUNNING), figure(telemetry.STALLED)) == (256, 0, 0)
+    bench.control(
+        Grant(
+            worker=WorkerId("worker-1"),
+            epoch=1,
+            number=2,
+            progress_seen=0,
+            admissions=(admission(2, PROMPT, range(2), max_tokens=60),),
+        )
+    )
+    await _until(lambda: figure(telemetry.STALLED) == 1)  # two blocks hold 32 tokens
+    assert (figure(telemetry.RUNNING), figure(telemetry.BLOCKS_REFERENCED)) == (1, 2)
+    assert figure(telemetry.BLOCKS_FREE) == 254
+    assert b'headrace_decode_tokens_total{model="scripted"} 90.0' in metrics.render()
 
 
 async def test_drains_what_runs_then_leaves(bench: Bench) -> None:

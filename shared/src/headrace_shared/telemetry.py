@@ -23,6 +23,8 @@ NUM_RUNNING = "num_running"
 """Sequences on the worker."""
 NUM_WAITING = "num_waiting"
 """Requests in a scheduler's window that no worker has yet."""
+OLDEST_WAIT_S = "oldest_wait_s"
+"""Longest time that one of them has waited there."""
 NUM_BLOCKS = "num_blocks"
 NUM_FREE_BLOCKS = "num_free_blocks"
 TOKENS_PER_S = "tokens_per_s"
@@ -74,13 +76,24 @@ PREEMPTIONS = Instrument(
 )
 RUNNING = Instrument("gauge", "headrace_sequences_running", "Sequences on workers.", ("model",))
 WAITING = Instrument("gauge", "headrace_requests_waiting", "Requests in the waiting window.", ("model",))
+OLDEST_WAIT = Instrument(
+    "gauge", "headrace_oldest_waiting_seconds", "Longest time that a sequence has waited for a worker.", ("model",)
+)
+BLOCKS = Instrument("gauge", "headrace_blocks", "KV blocks.", ("model",))
 BLOCKS_FREE = Instrument("gauge", "headrace_blocks_free", "KV blocks that nobody holds.", ("model",))
 BLOCKS_REFERENCED = Instrument("gauge", "headrace_blocks_referenced", "KV blocks that sequences hold.", ("model",))
 BLOCKS_AWAITING = Instrument(
     "gauge", "headrace_blocks_awaiting", "KV blocks not yet confirmed as released.", ("model",)
 )
 ASYNCIO_TASKS = Instrument("gauge", "headrace_asyncio_tasks", "Tasks of the event loop.")
+STALLED = Instrument(
+    "gauge", "headrace_sequences_stalled", "Sequences without a block for their next token.", ("model",)
+)
 ITERATIONS = Instrument("counter", "headrace_iterations_total", "Iterations of the engine.", ("model",))
+PREFILL_TOKENS = Instrument(
+    "counter", "headrace_prefill_tokens_total", "Prompt tokens computed, again after a preemption too.", ("model",)
+)
+DECODE_TOKENS = Instrument("counter", "headrace_decode_tokens_total", "Tokens sampled.", ("model",))
 
 
 class Metrics:

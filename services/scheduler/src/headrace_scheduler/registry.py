@@ -17,7 +17,7 @@ MAX_REMEMBERED = 16_384
 
 
 class Registry:
-    __slots__ = ("_arrivals", "_remembered", "ended", "may_admit", "num_unplaced", "requests", "waiting")
+    __slots__ = ("_arrivals", "_remembered", "ended", "may_admit", "now", "num_unplaced", "requests", "waiting")
 
     def __init__(self) -> None:
         self.requests: dict[RequestId, OwnedRequest] = {}
@@ -28,6 +28,8 @@ class Registry:
         """Something has changed since the last attempt to admit."""
         self.num_unplaced = 0
         """Open sequences that are not on a worker."""
+        self.now = 0.0
+        """Of the event that is dealt with: monotonic seconds."""
         self._arrivals = 0
         self._remembered: OrderedDict[RequestId, None] = OrderedDict()
 
@@ -48,6 +50,7 @@ class Registry:
         if sequence.state is SequenceState.RUNNING:
             self.num_unplaced += 1
         sequence.to(SequenceState.WAITING)
+        sequence.waiting_since = self.now
         self.waiting.add(sequence)
         self.may_admit = True
 

@@ -21,17 +21,19 @@ class Reporting:
         self._cached_tokens = metrics.counter(telemetry.CACHED_TOKENS).labels(model)
         self._running = metrics.gauge(telemetry.RUNNING).labels(model)
         self._waiting = metrics.gauge(telemetry.WAITING).labels(model)
+        self._oldest_wait = metrics.gauge(telemetry.OLDEST_WAIT).labels(model)
         self._blocks_free = metrics.gauge(telemetry.BLOCKS_FREE).labels(model)
         self._blocks_referenced = metrics.gauge(telemetry.BLOCKS_REFERENCED).labels(model)
         self._blocks_awaiting = metrics.gauge(telemetry.BLOCKS_AWAITING).labels(model)
         self._unusable = metrics.counter(UNUSABLE)
         self._last: Gauges | None = None
+        self._oldest_wait_s = 0.0
         self._num_refused = 0
 
     def count(self, ended: EndedRequest) -> None:
         self._ended.labels(self._model, ended.event.outcome.value).inc()
 
-    def update(self, gauges: Gauges) -> None:
+    def update(self, gauges: Gauges, oldest_wait_s: float) -> None:
         last = self._last
         self._last = gauges
         # A core that started anew counts from zero.
@@ -42,6 +44,8 @@ class Reporting:
         )
         self._running.set(gauges.num_running)
         self._waiting.set(gauges.num_waiting)
+        self._oldest_wait.set(oldest_wait_s)
+        self._oldest_wait_s = oldest_wait_s
         workers = gauges.workers.values()
         self._blocks_free.set(sum(worker.num_free for worker in workers))
         self._blocks_referenced.set(sum(worker.num_referenced for worker in workers))
@@ -58,6 +62,7 @@ class Reporting:
         return {
             telemetry.NUM_RUNNING: gauges.num_running,
             telemetry.NUM_WAITING: gauges.num_waiting,
+            telemetry.OLDEST_WAIT_S: self._oldest_wait_s,
             telemetry.NUM_BLOCKS: sum(worker.num_blocks for worker in workers),
             telemetry.NUM_FREE_BLOCKS: sum(worker.num_free for worker in workers),
             "num_requests": gauges.num_requests,

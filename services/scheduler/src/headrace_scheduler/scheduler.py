@@ -62,6 +62,7 @@ class Scheduler:
         Also for a known worker that was adopted again under a new epoch: the snapshot is the truth, credit that was
         decided for it but not yet fetched by `schedule` is void, and sequences that it does not hold are placed anew.
         """
+        self._registry.now = now
         old = self._workers.pop(worker_id, None)
         config = self._config
         ledger = WorkerLedger(facts, config.horizon_blocks, config.prefix_caching, block_tables(snapshot))
@@ -80,6 +81,7 @@ class Scheduler:
 
     def worker_lost(self, worker_id: WorkerId, now: float) -> None:
         """Died, leaves, or its lease is gone. Its sequences wait again, with their output. Unknown: no-op."""
+        self._registry.now = now
         ledger = self._workers.pop(worker_id, None)
         if ledger is None:
             return
@@ -105,6 +107,7 @@ class Scheduler:
         """A message of the queue. `logs` (by choice) is needed when `num_delivered` > 1: choices absent from it start
         afresh. For a known request its ack subject is replaced, and `logs`, if given, are taken as by `restore`. A
         Cancel that came earlier is not remembered here: look for its tombstone after this."""
+        self._registry.now = now
         known = self._registry.requests.get(request.request_id)
         if known is not None:
             known.ack_subject = ack_subject
@@ -122,6 +125,7 @@ class Scheduler:
     def restore(self, request_id: RequestId, logs: Mapping[int, ChoiceLog], now: float) -> None:
         """Tells what the log knows of an adopted request. A choice whose log has a later attempt than the adopted one
         is placed anew (or has finished); unknown choices that are absent from `logs` start afresh."""
+        self._registry.now = now
         request = self._registry.requests.get(request_id)
         if request is not None:
             self._restore(request, logs)
@@ -134,6 +138,7 @@ class Scheduler:
 
     def cancel(self, request_id: RequestId, choice: int | None, reason: CancelReason, now: float) -> None:
         """Ends a choice, or all that are open. Idempotent; unknown ids are no error."""
+        self._registry.now = now
         request = self._registry.requests.get(request_id)
         if request is None:
             return
@@ -146,6 +151,7 @@ class Scheduler:
 
     def apply_progress(self, worker_id: WorkerId, progress: Progress, now: float) -> None:
         """Progress of the current epoch, in order of its numbers: the shell has checked both."""
+        self._registry.now = now
         ledger = self._workers.get(worker_id)
         if ledger is None:
             return
@@ -175,6 +181,7 @@ class Scheduler:
         """Extends, preempts and admits, and hands out all that was decided since the last call. Call it after each
         batch of events; a call without any costs next to nothing."""
         registry = self._registry
+        registry.now = now
         for ledger in self._workers.values():
             if ledger.short:
                 for stay in ledger.extend():
@@ -199,6 +206,10 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that are not on a worker."""
         return self._registry.num_unplaced
+
+    def oldest_wait_s(self, now: float) -> float:
+        """How long the sequence has waited that has waited longest for a worker; 0 if none does."""
+        return max((now - sequence.waiting_since for sequence in self._registry.waiting), default=0.0)
 
     def ack_subjects(self) -> Iterator[tuple[RequestId, str]]:
         """Of all requests we own, for signs of life to the queue."""

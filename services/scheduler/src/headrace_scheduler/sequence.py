@@ -58,6 +58,7 @@ class Sequence:
         "request",
         "state",
         "stay",
+        "waiting_since",
     )
 
     def __init__(self, request: "OwnedRequest", choice: int, state: SequenceState, base_attempt: int) -> None:
@@ -76,6 +77,8 @@ class Sequence:
         self.num_preemptions = 0
         self.num_bypassed = 0
         """Younger sequences that were admitted while this one, the oldest that did not fit, was waiting."""
+        self.waiting_since = 0.0
+        """Monotonic seconds; of the present or last wait."""
 
     def to(self, state: SequenceState) -> None:
         """Raises AssertionError, and changes nothing, if TRANSITIONS has no such move."""

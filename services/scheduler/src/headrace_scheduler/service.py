@@ -188,7 +188,7 @@ class SchedulerService:
             if away_s > OWNERSHIP_S and next(self.core.ack_subjects(), None) is not None:
                 self._start_anew(f"away for {away_s:.0f} s")
             gauges = self.core.gauges()
-            self._reporting.update(gauges)
+            self._reporting.update(gauges, self.core.oldest_wait_s(now))
             self.fleet.find_hangs({key: worker.num_runnable > 0 for key, worker in gauges.workers.items()})
             await asyncio.sleep(1.0)
 

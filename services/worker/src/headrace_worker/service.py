@@ -25,6 +25,7 @@ from headrace_shared.subjects import TOKENS, grants_subject, hello_subject
 from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, TokenizerPart
 from headrace_worker.engine_link import EngineDied, EngineLink
 from headrace_worker.mirror import Mirror
+from headrace_worker.reporting import Reporting
 from headrace_worker.session import Session
 from headrace_worker.settings import WorkerSettings
 
@@ -59,8 +60,7 @@ class WorkerService:
         self._loading: Loading | None = None
         self._drained = asyncio.Event()
         self._reconnected = asyncio.Event()
-        self._counted_at = clock()
-        self._counted_tokens = 0
+        self._reporting: Reporting | None = None
 
     async def run(self) -> None:
         """Raises ConfigError if the engine cannot serve what is configured, EngineDied or EngineHangs if it fails."""
@@ -136,6 +136,7 @@ class WorkerService:
             self._id, self._bus, Mirror(self._facts.block_size), link.send_bytes, self._hello, self._clock()
         )
         self._session = session
+        self._reporting = Reporting(self._service.metrics, self._facts, session, self._clock)
         subscription = await self._bus.subscribe(
             grants_subject(self._id), lambda message: self._guard(lambda: session.on_control(message, self._clock()))
         )
@@ -227,22 +228,4 @@ class WorkerService:
         if self._loading is not None and self._session is None:
             gauges[telemetry.LOADING_CURRENT] = self._loading.current
             gauges[telemetry.LOADING_TOTAL] = self._loading.total
-        if self._facts is None or self._session is None:
-            return gauges
-        now, num_tokens = self._clock(), self._session.num_output_tokens
-        tokens_per_s = (num_tokens - self._counted_tokens) / max(now - self._counted_at, 1e-3)
-        self._counted_at, self._counted_tokens = now, num_tokens
-        mirror = self._session.mirror
-        num_running = mirror.num_sequences
-        return {
-            telemetry.NUM_RUNNING: num_running,
-            telemetry.NUM_BLOCKS: self._facts.num_blocks,
-            telemetry.NUM_FREE_BLOCKS: self._facts.num_blocks - mirror.num_blocks_held,
-            telemetry.TOKENS_PER_S: tokens_per_s,
-            telemetry.IS_CUDA: float(self._facts.device.startswith("cuda")),
-            telemetry.DTYPE_BITS: 32.0 if self._facts.dtype == "float32" else 16.0,
-            "num_output_tokens": num_tokens,
-            "num_stalled": mirror.num_stalled,
-            "num_iterations": self._session.num_iterations,
-            "batch_occupancy": min(1.0, num_running / self._facts.max_sequences),
-        }
+        return self._reporting.gauges() if self._reporting is not None else gauges

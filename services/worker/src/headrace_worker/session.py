@@ -68,7 +68,9 @@ class Session:
         self._num_prefill_tokens = 0
         self._elapsed_s = 0.0
         self.num_output_tokens = 0
-        """Since the start."""
+        """Sampled since the start."""
+        self.num_prefilled = 0
+        """Prompt tokens computed since the start."""
         self.iterated_at = now
         """When the engine last showed that it lives."""
 
@@ -101,6 +103,7 @@ class Session:
         if iteration.generation != self._generation:
             return
         self._num_prefill_tokens += iteration.num_prefill_tokens
+        self.num_prefilled += iteration.num_prefill_tokens
         self._elapsed_s += iteration.elapsed_s
         self._num_coalesced += 1
         self.num_output_tokens += self.mirror.apply_rows(iteration.rows, iteration.released)

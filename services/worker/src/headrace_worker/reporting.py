@@ -1,0 +1,62 @@
+"""The worker's figures: Prometheus metrics and Telemetry gauges."""
+
+from collections.abc import Callable
+
+from headrace_shared import telemetry
+from headrace_shared.telemetry import Metrics
+from headrace_worker.engine_frames import Loaded
+from headrace_worker.session import Session
+
+
+class Reporting:
+    """Of a worker whose engine is loaded."""
+
+    def __init__(self, metrics: Metrics, facts: Loaded, session: Session, clock: Callable[[], float]) -> None:
+        model = facts.card.model
+        self._facts = facts
+        self._session = session
+        self._clock = clock
+        self._counted_at = clock()
+        self._num_iterations = 0
+        self._num_prefilled = 0
+        self._num_output_tokens = 0
+        self._running = metrics.gauge(telemetry.RUNNING).labels(model)
+        self._stalled = metrics.gauge(telemetry.STALLED).labels(model)
+        self._blocks_free = metrics.gauge(telemetry.BLOCKS_FREE).labels(model)
+        self._blocks_held = metrics.gauge(telemetry.BLOCKS_REFERENCED).labels(model)
+        self._iterations = metrics.counter(telemetry.ITERATIONS).labels(model)
+        self._prefill_tokens = metrics.counter(telemetry.PREFILL_TOKENS).labels(model)
+        self._decode_tokens = metrics.counter(telemetry.DECODE_TOKENS).labels(model)
+        metrics.gauge(telemetry.BLOCKS).labels(model).set(facts.num_blocks)
+
+    def gauges(self) -> dict[str, float]:
+        """For Telemetry, once a second; also brings the metrics up to date."""
+        facts, session = self._facts, self._session
+        mirror = session.mirror
+        now = self._clock()
+        num_new = session.num_output_tokens - self._num_output_tokens
+        tokens_per_s = num_new / max(now - self._counted_at, 1e-3)
+        num_running, num_stalled, num_held = mirror.num_sequences, mirror.num_stalled, mirror.num_blocks_held
+        self._running.set(num_running)
+        self._stalled.set(num_stalled)
+        self._blocks_held.set(num_held)
+        self._blocks_free.set(facts.num_blocks - num_held)
+        self._iterations.inc(session.num_iterations - self._num_iterations)
+        self._prefill_tokens.inc(session.num_prefilled - self._num_prefilled)
+        self._decode_tokens.inc(num_new)
+        self._counted_at = now
+        self._num_iterations = session.num_iterations
+        self._num_prefilled = session.num_prefilled
+        self._num_output_tokens = session.num_output_tokens
+        return {
+            telemetry.NUM_RUNNING: num_running,
+            telemetry.NUM_BLOCKS: facts.num_blocks,
+            telemetry.NUM_FREE_BLOCKS: facts.num_blocks - num_held,
+            telemetry.TOKENS_PER_S: tokens_per_s,
+            telemetry.IS_CUDA: float(facts.device.startswith("cuda")),
+            telemetry.DTYPE_BITS: 32.0 if facts.dtype == "float32" else 16.0,
+            "num_output_tokens": session.num_output_tokens,
+            "num_stalled": num_stalled,
+            "num_iterations": session.num_iterations,
+            "batch_occupancy": min(1.0, num_running / facts.max_sequences),
+        }
