@@ -63,7 +63,10 @@ def summarize(timings: Sequence[Timing], num_tokens: int, elapsed_s: float) -> S
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]
+    """NaN without values."""
+    if len(values) < 2:
+        return values[0] if values else float("nan")
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 async def _request(host: str, port: int, model: str, job: Job) -> Timing:

@@ -1,11 +1,15 @@
 """A fresh nats-server for each test that asks for one."""
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from headrace_shared.broker import NatsServer
+
+# Before anything loads torch: its threads must not spin while the services under test need the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The reference model: transformers, the same weights, float32, greedy."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,12 +15,12 @@ def builtin_gguf() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    ids: list[int]
-    text: str
-    gaps: list[float]
-    """At each step, by how much the best logit beats the second best: a small gap is a tie that rounding may flip."""
+class Miss(NamedTuple):
+    """A token that the reference would not have chosen."""
+
+    position: int
+    gap: float
+    """By how much the reference's best logit beats that of the token: next to nothing if rounding decided."""
 
 
 class Reference:
@@ -37,19 +37,23 @@ class Reference:
         return list(self.tokenizer.encode(prompt))
 
     @torch.inference_mode()
-    def generate(self, prompt_ids: list[int], num_tokens: int) -> Continuation:
-        """Greedy continuation, without stopping at an end-of-sequence token."""
+    def generate(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+        """Greedy continuation, not stopped by an end-of-sequence token."""
         output = self.model.generate(
-            torch.tensor([prompt_ids]),
+            torch.tensor([list(prompt_ids)]),
             attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
             do_sample=False,
             max_new_tokens=num_tokens,
-            min_new_tokens=None,
             eos_token_id=None,
             pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
         )
-        ids = output.sequences[0, len(prompt_ids) :].tolist()
-        gaps = [float(best[0] - best[1]) for best in (logits[0].topk(2).values for logits in output.logits)]
-        return Continuation(ids, self.tokenizer.decode(ids, clean_up_tokenization_spaces=False), gaps)
+        continuation: list[int] = output[0, len(prompt_ids) :].tolist()
+        return continuation
+
+    @torch.inference_mode()
+    def misses(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> list[Miss]:
+        """Compares a greedy continuation with the reference's choice after each of its prefixes, in one pass."""
+        tokens = torch.tensor([[*prompt_ids, *output_ids[:-1]]])
+        logits = self.model(tokens, logits_to_keep=len(output_ids)).logits[0]
+        gaps = (logits.max(dim=-1).values - logits[torch.arange(len(output_ids)), list(output_ids)]).tolist()
+        return [Miss(position, gap) for position, gap in enumerate(gaps) if gap > 0]

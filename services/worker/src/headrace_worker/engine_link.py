@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 
@@ -23,6 +24,11 @@ class EngineDied(HeadraceError):
         how = "closed its connection" if exit_code is None else f"ended with exit code {exit_code}"
         super().__init__(f"the engine process {how}")
         self.exit_code = exit_code
+
+BOUNDED_SPINNING = {"GOMP_SPINCOUNT": "1000"}
+"""OpenMP threads that wait for each other spin for microseconds, then sleep. By default they spin for milliseconds, and
+where another process needs a core, each of the hundred barriers of an iteration costs that long. Read by the library
+when it is loaded, hence from the environment; a user's own value wins."""
 
 
 class EngineLink:
@@ -48,6 +54,7 @@ class EngineLink:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
+                env=BOUNDED_SPINNING | os.environ,
             )
         except BaseException:
             ours.close()
