@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace_router.http_protocol import BoundedHttpProtocol
 from headrace_router.settings import RouterSettings
 from headrace_shared.message_sizes import largest_message
 from tests.router.support import CHATML, CONTEXT, MODEL, Router, make_card, raw_connection, running_router, says
@@ -152,11 +153,70 @@ async def test_too_many_and_too_large_headers() -> None:
     async with running_router(says("ok")) as router:
         many = b"GET /live HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % i for i in range(101)) + b"\r\n"
         large = b"GET /live HTTP/1.1\r\nh: " + b"x" * 400_000
+        in_one_piece = b"GET /live HTTP/1.1\r\nh: " + b"x" * 70_000 + b"\r\n\r\n"
         endless_path = b"GET /" + b"x" * 400_000
-        for head in (many, large, endless_path):
+        for head in (many, large, in_one_piece, endless_path):
             answer = await asyncio.to_thread(send, head, router.port)
             assert answer.startswith(b"HTTP/1.1 431 "), answer[:100]
         assert (await router.client.get("/live")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "ending", [b"0\r\n" + b"t: " + b"x" * 400_000, b"5;x=" + b"x" * 400_000], ids=["trailer", "chunk"]
+)
+async def test_what_stands_around_the_pieces_of_a_body_is_bounded(ending: bytes) -> None:
+    def send(port: int) -> bytes:
+        with raw_connection(port) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n" + ending
+            )
+            return connection.recv(65536)
+
+    async with running_router(says("ok")) as router:
+        assert (await asyncio.to_thread(send, router.port)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_trailers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    complete = BoundedHttpProtocol.on_message_complete
+
+    def on_message_complete(self: BoundedHttpProtocol) -> None:
+        kept.append(len(self.headers))
+        complete(self)
+
+    monkeypatch.setattr(BoundedHttpProtocol, "on_message_complete", on_message_complete)
+    body = json.dumps({"model": MODEL, "prompt": "a"}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    trailers = b"".join(b"t%d: x\r\n" % i for i in range(500))
+
+    def send(port: int) -> bytes:
+        with raw_connection(port) as connection:
+            connection.sendall(head + b"%x\r\n" % len(body) + body + b"\r\n0\r\n" + trailers + b"\r\n")
+            return connection.recv(65536)
+
+    async with running_router(says("ok")) as router:
+        assert (await asyncio.to_thread(send, router.port)).startswith(b"HTTP/1.1 200 ")
+    assert 3 in kept and max(kept) < 20  # also those of the usual client
+
+
+@pytest.mark.parametrize("name", ["self", "args", "value", "range", "loop"])
+async def test_a_template_variable_of_any_name_is_no_server_error(name: str) -> None:
+    async with running_router(says("ok")) as router:
+        body = {"model": MODEL, "messages": MESSAGES, "chat_template_kwargs": {name: 1}}
+        assert (await router.client.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_unknown_paths_are_not_found_whatever_the_host_is_called() -> None:
+    def send(head: bytes, port: int) -> bytes:
+        with raw_connection(port) as connection:
+            connection.sendall(head)
+            return connection.recv(65536)
+
+    async with running_router(says("ok")) as router:
+        for path, host in ((b"/nope", b"[::bad"), (b"/live/", b"evil.example"), (b"/v1/completions/", b"x")):
+            answer = await asyncio.to_thread(send, b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (path, host), router.port)
+            assert answer.startswith(b"HTTP/1.1 404 "), answer
+            assert b"location" not in answer.lower()
 
 
 async def test_what_is_no_http() -> None:

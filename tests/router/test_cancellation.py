@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from typing import Any
 
@@ -29,8 +30,7 @@ async def silent(worker: ScriptedWorker, request: Request) -> None:
 
 def ended_events(router: Router) -> list[RequestEnded]:
     events: list[Any] = [
-        decode(message.data, LogMessage)
-        for message, _ in router.broker.streams["TOKENS"].stored.values()
+        decode(message.data, LogMessage) for message, _ in router.broker.streams["TOKENS"].stored.values()
     ]
     return [event for event in events if isinstance(event, RequestEnded)]
 
@@ -91,6 +91,21 @@ async def test_leaving_the_queue_while_a_scheduler_takes_the_request() -> None:
         body = {"model": MODEL, "messages": MESSAGES}
         with pytest.raises(httpx.ReadTimeout):
             await router.client.post("/v1/chat/completions", json=body, timeout=0.2)
+        await assert_clean(router)
+        assert len(router.worker.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_with_another_request_already_sent(stream: bool) -> None:
+    """Pipelining: the first of them is being answered, and the one behind it is what the server read last."""
+    async with running_router(silent) as router:
+        body = json.dumps({"model": MODEL, "messages": MESSAGES, "stream": stream}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        _, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(2 * (head + body))
+        await until(lambda: bool(router.worker.requests))
+        writer.close()
+        await until(lambda: bool(router.worker.cancels), 1.0)
         await assert_clean(router)
         assert len(router.worker.requests) == 1
 
