@@ -42,7 +42,7 @@ def encoder_of(source: str) -> TextEncoder:
 def plain_ids(source: str, messages: list[dict[str, Any]], tokenizer: Tokenizer = TOKENIZER, **names: str) -> list[int]:
     """As transformers does it."""
     template = ChatTemplate(source, (), **names)
-    text = template.render_plain(messages, add_generation_prompt=True)
+    text = template.render_plain(messages, {"add_generation_prompt": True})
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 

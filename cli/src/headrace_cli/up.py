@@ -191,7 +191,7 @@ class _Instance:
         say(f"Model: {settings.model_name}")
         for index in range(settings.routers):
             url = base_url(settings.host, settings.port + index)
-            say(f"API: {url}/v1   docs: {url}/docs   metrics: {url}/metrics")
+            say(f"API: {url}/v1   schema: {url}/openapi.json   metrics: {url}/metrics")
         say("Application startup complete.")
 
     async def _refresh(self) -> None:

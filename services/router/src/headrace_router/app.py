@@ -15,7 +15,8 @@ from headrace_shared.errors import BusError, InvalidRequest, RequestError
 
 def make_app(parts: Parts) -> FastAPI:
     # No interactive documentation: its pages load scripts from elsewhere.
-    app = FastAPI(title="Headrace", docs_url=None, redoc_url=None)
+    # No redirects: they would lead to whatever host the client named.
+    app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(make_router(parts))
     document = app.openapi()
     _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
@@ -35,7 +36,7 @@ async def _on_error(_: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     if error.status_code == 404:
-        problem = InvalidRequest(f"There is no {request.url.path[:128]}.", code="not_found")
+        problem = InvalidRequest(f"There is no {request.scope['path'][:128]}.", code="not_found")
     elif error.status_code == 405:
         problem = InvalidRequest(f"{request.method} is not allowed here.", code="method_not_allowed")
     else:

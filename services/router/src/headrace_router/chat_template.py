@@ -62,14 +62,14 @@ class ChatTemplate:
         """Special tokens in `text` become marks."""
         return self._special.sub(lambda match: self.marks[match[0]], text)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """Text in which each control token is a mark. Raises InvalidRequest with the template's own words."""
         contents = [_break_contents(message, self._broken) for message in messages] if self.is_dynamic else messages
         bos, eos = self.mark(self._bos), self.mark(self._eos)
         text = self._run(self._marked, contents, {**variables, "bos_token": bos, "eos_token": eos})
         return self.mark(text).replace(self._break, "") if self.is_dynamic else text
 
-    def render_plain(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render_plain(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """As transformers renders it: what `render` must agree with for harmless messages."""
         return self._run(self._plain, messages, {**variables, "bos_token": self._bos, "eos_token": self._eos})
 
@@ -78,7 +78,8 @@ class ChatTemplate:
 
     def _run(self, template: jinja2.Template, messages: Any, variables: dict[str, Any]) -> str:
         try:
-            return template.render(messages=messages, tools=None, documents=None, **variables)
+            # Clients choose names of variables: as keyword arguments they could collide with jinja's own parameters.
+            return template.render({"tools": None, "documents": None, **variables, "messages": messages})
         except jinja2.TemplateError as error:
             raise InvalidRequest(self._readable(error), param="messages", code="template_error") from None
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:

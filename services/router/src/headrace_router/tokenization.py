@@ -73,7 +73,7 @@ class TextEncoder:
         if self._template is None:
             raise InvalidRequest("This model has no chat template.", param="model", code="model_has_no_chat_template")
         messages = _with_known_roles(messages, self._template.mentions_developer)
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        text = self._template.render(messages, {**variables, "add_generation_prompt": add_generation_prompt})
         ids: list[int] = self._marked.encode(text, add_special_tokens=False).ids
         controls = self._controls
         return [controls.get(token, token) for token in ids]
@@ -111,7 +111,7 @@ class TextEncoder:
     def _agrees_with_plain(self, template: ChatTemplate) -> bool:
         for messages, add_generation_prompt in _PROBES:
             try:
-                text = template.render_plain(messages, add_generation_prompt=add_generation_prompt)
+                text = template.render_plain(messages, {"add_generation_prompt": add_generation_prompt})
             except InvalidRequest:
                 continue  # not every template knows a system turn
             plain = self._plain.encode(text, add_special_tokens=False).ids
