@@ -131,7 +131,7 @@ class NativeModel:
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, sampled_rows: Tensor, batch: PagedBatch
     ) -> Tensor:
         """One iteration: token_ids, positions [tokens], slots [tokens, 2 * num_kv_heads], sampled_rows [sampled], all
-        int64 -> [sampled, vocab_size] bfloat16.
+        int64 -> [sampled, vocab_size] float32.
 
         Writes the tokens' keys and values. A sequence's results are the same bits whatever else is in the batch and
         however its prompt is cut into chunks. Raises ValueError for what the kernels do not take.
@@ -148,7 +148,7 @@ class NativeModel:
         check_range("slots", slots, self._num_blocks * 2 * shape.num_kv_heads * shape.block_size)
         if batch.greatest_block >= self._num_blocks or batch.block_size != shape.block_size:
             raise ValueError("the block table does not fit the pages")
-        logits = torch.empty((sampled_rows.shape[0], shape.vocab_size), dtype=torch.bfloat16)
+        logits = torch.empty((sampled_rows.shape[0], shape.vocab_size), dtype=torch.float32)
         structure = Batch(
             batch.sequences,
             num_tokens,

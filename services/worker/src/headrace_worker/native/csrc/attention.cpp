@@ -79,7 +79,7 @@ class Worker {
         own_queries_ = arena.take<typename Chunk::Query>(Chunk::query_size(rows, shape.head_dim));
         packed_ = arena.take<typename Chunk::Packed>(Chunk::packed_size(shape.head_dim));
         scores_ = arena.take<float>(size * kChunk);
-        weights_ = arena.take<typename Chunk::Weight>(size * kChunk);
+        weights_ = arena.take<typename Chunk::Weight>(size * kChunk * Chunk::kWeightParts);
         scales_ = arena.take<float>(size);
         query_rows_ = arena.take<const T*>(size);
         for (Sums* sums : {&all_, &split_}) *sums = {arena.take<float>(size * dim), arena.take<float>(size), arena.take<float>(size)};
@@ -187,7 +187,7 @@ class Worker {
     void weigh(int row, int visible, const Sums& sums) {
         constexpr int kParts = kChunk / kLanes;
         const float* scores = scores_ + row * kChunk;
-        auto* weights = weights_ + row * kChunk;
+        auto* weights = weights_ + row * kChunk * Chunk::kWeightParts;
         const Ints lanes = Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         Floats greatest = splat(kNothing);
         Floats parts[kParts];
@@ -204,6 +204,8 @@ class Worker {
             if (visible < kChunk) weight = lanes + part * kLanes < visible ? weight : splat(0.0f);
             total += weight;
             store(weights + part * kLanes, weight);
+            if constexpr (Chunk::kWeightParts == 2)
+                store(weights + kChunk + part * kLanes, weight - rounded<typename Chunk::Weight>(weight));
         }
         scales_[row] = exp2(splat(before - now))[0];
         sums.greatest[row] = now;

@@ -25,6 +25,7 @@ struct FloatChunk {
     using Query = float;
     using Weight = float;
     using Packed = float;
+    static constexpr int kWeightParts = 1;
 
     static std::size_t query_size(int num_rows, int head_dim) { return static_cast<std::size_t>(num_rows) * head_dim; }
     static std::size_t packed_size(int head_dim) { return static_cast<std::size_t>(head_dim) * kChunk; }
@@ -110,6 +111,9 @@ struct PairChunk {
     using Query = bf16;
     using Weight = bf16;
     using Packed = std::uint32_t;
+    // A weight is rounded and what the rounding took off: one bfloat16 number alone would be the least exact step of all.
+    static constexpr int kWeightParts = 2;
+    static constexpr int kWeightStride = kWeightParts * kChunk;
 
     static std::size_t query_size(int num_rows, int head_dim) { return static_cast<std::size_t>(num_rows) * head_dim; }
     static std::size_t packed_size(int head_dim) { return static_cast<std::size_t>(head_dim / 2) * kChunk; }
@@ -138,7 +142,7 @@ struct PairChunk {
                     int head_dim, Packed* packed, float* mixed) {
         pack_values(chunk, 2, head_dim, packed);
         in_groups(first, last, [&]<int Rows>(int row) {
-            const bf16* own = weights + row * kChunk;
+            const bf16* own = weights + row * kWeightStride;
             float* target = mixed + row * head_dim;
             int d = 0;
             for (; d + 64 <= head_dim; d += 64)
@@ -189,9 +193,12 @@ struct PairChunk {
             for (int part = 0; part < Parts; ++part)
                 columns[part] = (__m512bh)_mm512_loadu_si512(values + position / 2 * head_dim + part * kLanes);
             for (int row = 0; row < Rows; ++row) {
-                const auto pair = pair_of(weights + row * kChunk + position);
-                for (int part = 0; part < Parts; ++part)
+                const auto pair = pair_of(weights + row * kWeightStride + position);
+                const auto rest = pair_of(weights + row * kWeightStride + kChunk + position);
+                for (int part = 0; part < Parts; ++part) {
                     totals[row][part] = _mm512_dpbf16_ps(totals[row][part], pair, columns[part]);
+                    totals[row][part] = _mm512_dpbf16_ps(totals[row][part], rest, columns[part]);
+                }
             }
         }
         for (int row = 0; row < Rows; ++row)
@@ -209,6 +216,9 @@ struct MatrixChunk {
     using Query = bf16;  // [16 rows][head_dim / 2][16][2]: pairs of components
     using Weight = bf16;
     using Packed = std::uint32_t;
+    // A weight is rounded and what the rounding took off: one bfloat16 number alone would be the least exact step of all.
+    static constexpr int kWeightParts = 2;
+    static constexpr int kWeightStride = kWeightParts * kChunk;
 
     static std::size_t query_size(int num_rows, int head_dim) {
         return static_cast<std::size_t>(num_rows + 15) / 16 * 16 * head_dim;
@@ -273,10 +283,14 @@ struct MatrixChunk {
                 _tile_loadd(7, target + 16, head_dim * 4);
                 for (int position = 0; position < chunk.count; position += 32) {
                     const auto* values = packed + position / 2 * head_dim + d;
-                    _tile_loadd(3, weights + row * kChunk + position, kChunk * 2);
+                    const auto* own = weights + row * kWeightStride + position;
+                    _tile_loadd(3, own, kWeightStride * 2);
                     _tile_loadd(4, values, head_dim * 4);
                     _tile_dpbf16ps(6, 3, 4);
                     _tile_loadd(5, values + 16, head_dim * 4);
+                    _tile_dpbf16ps(7, 3, 5);
+                    _tile_loadd(3, own + kChunk, kWeightStride * 2);
+                    _tile_dpbf16ps(6, 3, 4);
                     _tile_dpbf16ps(7, 3, 5);
                 }
                 _tile_stored(6, target, head_dim * 4);

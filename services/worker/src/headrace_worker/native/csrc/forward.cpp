@@ -1,6 +1,6 @@
 // A forward pass of a Llama-shaped bfloat16 model in one parallel region: nothing runs between two operations but a barrier.
 //
-// Activations are rounded to bfloat16 wherever separate tensor operations would round them.
+// The residual stream stays in float32; only what goes into a product or into the cache is rounded to bfloat16.
 #include <memory>
 
 #include "attention.h"
@@ -59,7 +59,7 @@ class Model {
           counters_(new std::atomic<int>[2 * static_cast<std::size_t>(shape.num_layers)]) {}
 
     // pages[layer]; logits [num_sampled, vocab_size].
-    void run(const Batch& batch, bf16* const* pages, bf16* logits, int num_threads) {
+    void run(const Batch& batch, bf16* const* pages, float* logits, int num_threads) {
         const auto& attention = shape_.attention;
         const auto tokens = static_cast<std::size_t>(batch.num_tokens);
         const auto width = static_cast<std::size_t>(attention.num_heads) * attention.head_dim;
@@ -76,13 +76,13 @@ class Model {
     }
 
   private:
-    void work(Team& team, const Batch& batch, bf16* const* pages, bf16* logits) {
+    void work(Team& team, const Batch& batch, bf16* const* pages, float* logits) {
         const auto& attention = shape_.attention;
         const int width = attention.num_heads * attention.head_dim;
         const auto own = team.share(batch.num_tokens);
         for (auto row = own.begin; row < own.end; ++row)
-            std::memcpy(hidden_row(row), embedding_ + batch.token_ids[row] * shape_.hidden_size,
-                        static_cast<std::size_t>(shape_.hidden_size) * sizeof(bf16));
+            for (int i = 0; i < shape_.hidden_size; i += kLanes)
+                store(hidden_row(row) + i, load(embedding_ + batch.token_ids[row] * shape_.hidden_size + i));
         team.wait();
         for (int index = 0; index < shape_.num_layers; ++index) {
             const LayerWeights& layer = layers_[static_cast<std::size_t>(index)];
@@ -107,7 +107,7 @@ class Model {
         });
     }
 
-    bf16* hidden_row(std::int64_t row) { return hidden_.data() + row * shape_.hidden_size; }
+    float* hidden_row(std::int64_t row) { return hidden_.data() + row * shape_.hidden_size; }
 
     // The rows (null: the first `count` ones) of the hidden states, normalized.
     const bf16* normalized(Team& team, std::int64_t count, const std::int64_t* rows) {
@@ -131,7 +131,7 @@ class Model {
         Floats bias[2];
 
         Floats at(int row, int tile = 0) const {
-            return rounded<bf16>(load(sums + row * kPanel + tile * kTile) + bias[tile]);
+            return load(sums + row * kPanel + tile * kTile) + bias[tile];
         }
     };
 
@@ -178,7 +178,7 @@ class Model {
     void add_product(Team& team, std::int64_t num_rows, const bf16* x, int num_inputs, const Matrix& matrix) {
         compute(team, x, num_inputs, num_rows, matrix, shape_.hidden_size, 1, [&](const Products& tile) {
             for (int row = 0; row < tile.num_rows; ++row) {
-                bf16* target = hidden_row(tile.first_row + row) + tile.column;
+                float* target = hidden_row(tile.first_row + row) + tile.column;
                 store(target, load(target) + tile.at(row));
             }
         });
@@ -191,7 +191,7 @@ class Model {
                     for (int row = 0; row < tiles.num_rows; ++row)
                         store(gated_.data() + (tiles.first_row + row) * static_cast<std::int64_t>(shape_.intermediate_size) +
                                   tiles.column / 2,
-                              silu_mul<bf16>(tiles.at(row), tiles.at(row, 1)));
+                              silu<bf16>(tiles.at(row)) * tiles.at(row, 1));
                 });
     }
 
@@ -200,7 +200,7 @@ class Model {
     const bf16* embedding_;
     const Matrix head_;
     const float* rotations_;
-    std::vector<bf16> hidden_;
+    std::vector<float> hidden_;
     std::vector<bf16> normal_;
     std::vector<bf16> queries_;
     std::vector<bf16> mixed_;
@@ -223,6 +223,6 @@ HEADRACE_EXPORT void* headrace_model_new(const ModelShape* shape, const LayerWei
 
 HEADRACE_EXPORT void headrace_model_free(void* model) { delete static_cast<Model*>(model); }
 
-HEADRACE_EXPORT void headrace_model_run(void* model, const Batch* batch, bf16* const* pages, bf16* logits, int num_threads) {
+HEADRACE_EXPORT void headrace_model_run(void* model, const Batch* batch, bf16* const* pages, float* logits, int num_threads) {
     static_cast<Model*>(model)->run(*batch, pages, logits, num_threads);
 }

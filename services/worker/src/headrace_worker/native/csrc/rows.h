@@ -24,8 +24,8 @@ void store_part(T* target, Floats value, std::int64_t count) {
 }
 
 // RMSNorm without a weight: target = source / sqrt(mean(source^2) + epsilon).
-template <class T>
-void normalize_row(const T* source, std::int64_t size, float epsilon, T* target) {
+template <class Source, class Target>
+void normalize_row(const Source* source, std::int64_t size, float epsilon, Target* target) {
     Floats squares[2] = {};
     for (std::int64_t i = 0; i < size; i += kLanes) {
         const Floats value = load_part(source + i, size - i);
