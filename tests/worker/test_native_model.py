@@ -56,7 +56,7 @@ def tokens_of(length: int, seed: int = 0) -> list[int]:
 
 
 def error(actual: Tensor, exact: Tensor) -> float:
-    return float((actual.float() - exact).square().mean().sqrt())
+    return float((actual - exact).square().mean().sqrt())
 
 
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS.keys())
@@ -66,15 +66,17 @@ def test_logits_are_as_exact_as_those_of_torch(use_variant: None, tmp_path: Path
     wide = load_tiny(tmp_path, native="off", dtype="float32")
     assert [type(engine._forward).__name__ for engine in (compiled, plain)] == ["NativeForward", "TorchForward"]
     first, second = tokens_of(50, 1), tokens_of(20, 2)
-    for slices in (
+    batches = [
         [slice_of(first, 0, 40), slice_of(second, 0, 19, number=1)],
         [slice_of(first, 40, 41), slice_of(second, 19, 20, number=1)],
         [slice_of(first, 41, 50)],
-    ):
-        exact = wide.logits(slices)
-        rounding = error(plain.logits(slices), exact)
-        assert error(compiled.logits(slices), exact) < 1.5 * rounding
-        assert rounding < 0.1 * float(exact.std())
+    ]
+    actual, rounded, exact = (
+        torch.cat([engine.logits(slices).float() for slices in batches]) for engine in (compiled, plain, wide)
+    )
+    # Most of either error is the rounding of the weights, which they share.
+    assert error(actual, exact) < 1.5 * error(rounded, exact)
+    assert error(rounded, exact) < 0.1 * float(exact.std())
 
 
 def test_results_do_not_depend_on_batch_or_chunks(use_variant: None, tmp_path: Path) -> None:
