@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from headrace_shared.codec import unpack_ids
 from headrace_shared.errors import ConfigError
 from headrace_shared.messages import Admission, ModelCard, SequenceId, TokenLogprobs, TopLogprob
@@ -36,6 +38,9 @@ HANG_AT = 4005
 """[HANG_AT, k]: the iteration that samples output index k never ends."""
 BAD_TOKEN_AT = 4006
 """[BAD_TOKEN_AT, k]: gives a token outside the vocabulary at output index k."""
+
+
+CARD = ModelCard(model="", tokenizer=b"{}", vocab_size=VOCAB_SIZE, context=0, eos_token_ids=(0,), created=1)
 
 
 def scripted_token(prompt: Sequence[int], seed: int, choice: int, index: int) -> int:
@@ -66,18 +71,17 @@ class ScriptedEngine:
         looks_ahead: bool = False,
         checks: bool = True,
         step_s: float = 0.0,
+        card: ModelCard = CARD,
     ) -> None:
         context = min(context, num_blocks * block_size)
-        card = ModelCard(
-            model=model, tokenizer=b"{}", vocab_size=VOCAB_SIZE, context=context, eos_token_ids=(0,), created=1
-        )
+        card = replace(card, model=model, context=context)
         self._facts = EngineFacts(
             card, num_blocks, block_size, context, max_sequences, tokens_per_iteration, "cpu", "float32"
         )
         self._looks_ahead = looks_ahead
         self._step_s = step_s
         self._cache = [[-1] * block_size for _ in range(num_blocks)] if checks else None
-        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._sequences: dict[SequenceId, ScriptedSequence] = {}
         self._outstanding: deque[tuple[float, list[SampledToken]]] = deque()
         self._ready_at = 0.0
 
@@ -98,7 +102,10 @@ class ScriptedEngine:
         if self._cache is not None:
             for source, destination in admission.copies:
                 self._cache[destination] = list(self._cache[source])
-        self._sequences[admission.sequence_id] = _Sequence(admission)
+        self._sequences[admission.sequence_id] = self.make_sequence(admission)
+
+    def make_sequence(self, admission: Admission) -> "ScriptedSequence":
+        return ScriptedSequence(admission)
 
     def remove(self, sequence_id: SequenceId) -> None:
         del self._sequences[sequence_id]
@@ -125,7 +132,7 @@ class ScriptedEngine:
         time.sleep(max(0.0, ready_at - time.monotonic()))
         return sampled
 
-    def _compute(self, sequence: "_Sequence", part: SequenceSlice) -> None:
+    def _compute(self, sequence: "ScriptedSequence", part: SequenceSlice) -> None:
         end = part.start + part.num_tokens
         assert part.start == sequence.num_computed, f"{part} after {sequence.num_computed} computed positions"
         assert end <= len(sequence.tokens) and part.samples == (end == len(sequence.tokens)), part
@@ -144,7 +151,7 @@ class ScriptedEngine:
         assert read == sequence.tokens[:end], f"sequence {part.sequence_id} reads {read}, not {sequence.tokens[:end]}"
 
 
-class _Sequence:
+class ScriptedSequence:
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
         self.prompt = unpack_ids(admission.request.prompt).tolist()
@@ -154,19 +161,12 @@ class _Sequence:
     def sample(self) -> SampledToken:
         request = self.admission.request
         index = len(self.tokens) - len(self.prompt)
-        token = scripted_token(self.prompt, request.sampling.seed, self.admission.choice, index)
+        token = self.token(index)
         while index < request.stop.min_tokens and token in request.stop.stop_token_ids:
             token = (token + 1) % FIRST_SPECIAL
-        error = None
-        if len(self.prompt) > 1 and index == self.prompt[1]:
-            if self.prompt[0] == ERROR_AT:
-                error = "scripted error"
-            elif self.prompt[0] == EXIT_AT:
-                os._exit(7)
-            elif self.prompt[0] == HANG_AT:
-                time.sleep(3600)
-            elif self.prompt[0] == BAD_TOKEN_AT:
-                token = VOCAB_SIZE
+        error = self.mishap(index)
+        if self.prompt[0] == BAD_TOKEN_AT and self.prompt[1] == index:
+            token = VOCAB_SIZE
         self.tokens.append(token)
         logprobs = None
         if request.sampling.num_logprobs is not None:
@@ -174,12 +174,31 @@ class _Sequence:
             logprobs = TokenLogprobs(-0.5, tuple(top))
         return SampledToken(self.admission.sequence_id, token, logprobs, error)
 
+    def token(self, index: int) -> int:
+        return scripted_token(self.prompt, self.admission.request.sampling.seed, self.admission.choice, index)
 
-def load(config: EngineConfig, report: Report) -> ScriptedEngine:
+    def mishap(self, index: int) -> str | None:
+        """An error of the sequence alone. May also end or stop the process."""
+        if len(self.prompt) > 1 and index == self.prompt[1]:
+            if self.prompt[0] == ERROR_AT:
+                return "scripted error"
+            if self.prompt[0] == EXIT_AT:
+                os._exit(7)
+            if self.prompt[0] == HANG_AT:
+                time.sleep(3600)
+        return None
+
+
+def load(
+    config: EngineConfig,
+    report: Report,
+    engine: type[ScriptedEngine] = ScriptedEngine,
+    card: ModelCard = CARD,
+) -> ScriptedEngine:
     if config.model == "missing":
         raise ConfigError("model", "there is no model 'missing'")
     report("script", 1, 1)
-    return ScriptedEngine(
+    return engine(
         num_blocks=config.num_blocks or 256,
         block_size=config.block_size,
         context=config.context or 4096,
@@ -189,6 +208,7 @@ def load(config: EngineConfig, report: Report) -> ScriptedEngine:
         looks_ahead=os.environ.get("SCRIPTED_LOOKS_AHEAD", "1") == "1",
         checks=os.environ.get("SCRIPTED_CHECKS", "1") == "1",
         step_s=float(os.environ.get("SCRIPTED_STEP_S", "0.002")),
+        card=card,
     )
 
 

@@ -1,4 +1,4 @@
-"""One running system for the tests that leave it as they found it."""
+"""Running systems for the tests that leave them as they found them."""
 
 from collections.abc import Iterator
 
@@ -13,4 +13,15 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     environment = {"HEADRACE_CONTEXT": "1024", "HEADRACE_NUM_BLOCKS": "1024", "HEADRACE_NUM_THREADS": "1"}
     scale = ("--routers", "2", "--schedulers", "2", "--workers", "2")
     with launched(tmp_path_factory.mktemp("system"), *scale, environment=environment) as launched_system:
+        yield launched_system
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """Two routers, a scheduler and a worker whose engine answers as its prompts say (`tests.scripted_text`), context
+    4096, 256 blocks of 16."""
+    environment = {"HEADRACE_ENGINE_MODULE": "tests.scripted_text", "SCRIPTED_STEP_S": "0.002"}
+    environment |= {"HEADRACE_NUM_BLOCKS": "256", "HEADRACE_STALL_TIMEOUT_S": "10"}
+    arguments = ("--routers", "2", "--model", "smollm2-135m", "--no-autoscaler")
+    with launched(tmp_path_factory.mktemp("scripted"), *arguments, environment=environment) as launched_system:
         yield launched_system

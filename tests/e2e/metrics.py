@@ -9,15 +9,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.launcher import Launched
 
 
-async def metric(system: Launched, service: str, name: str) -> float:
-    """The sum of a sample over all its labels and all processes of a service."""
+async def metric(system: Launched, service: str, name: str, **labels: str) -> float:
+    """The sum of a sample over all processes of a service, and over all labels that are not given."""
     total = 0.0
     async with httpx.AsyncClient(timeout=10) as client:
         for process in system.processes(service):
             port = process["port"] if service == "router" else process["health_port"]
             text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
             samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-            total += sum(sample.value for sample in samples if sample.name == name)
+            total += sum(
+                sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()
+            )
     return total
 
 
