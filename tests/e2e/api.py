@@ -66,7 +66,7 @@ def body_of(path: str, prompt: Any, stream: bool = False, **fields: Any) -> dict
     if isinstance(prompt, dict):
         prompt = json.dumps(prompt, ensure_ascii=False)
     asked = {"messages": [{"role": "user", "content": prompt}]} if path == CHAT else {"prompt": prompt}
-    body = {"model": MODEL, **asked, "stream": stream, **fields}
+    body = {"model": MODEL, **asked, "stream": stream} | fields
     if stream and "stream_options" not in fields:
         body["stream_options"] = {"include_usage": True}
     return body

@@ -5,11 +5,14 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import httpx
 
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
@@ -211,15 +214,23 @@ class Deployment:
         step_s: float = 0.002,
         looks_ahead: bool = True,
         checks: bool = True,
+        engine: str = "tests.scripted_engine",
         **settings: object,
     ) -> asyncio.subprocess.Process:
+        """`engine`: `tests.scripted_text` answers through a router."""
         script = {
             "SCRIPTED_STEP_S": str(step_s),
             "SCRIPTED_LOOKS_AHEAD": str(int(looks_ahead)),
             "SCRIPTED_CHECKS": str(int(checks)),
         }
-        settings = {"engine_module": "tests.scripted_engine", "health_port": -1, **settings}
+        settings = {"engine_module": engine, "health_port": -1, **settings}
         return await self._start("headrace_worker", name, settings, script)
+
+    async def router(self, name: str = "router-1", **settings: object) -> str:
+        """Returns its base URL, where it may not listen yet."""
+        port = free_port()
+        await self._start("headrace_router", name, {"port": port, "drain_delay_s": 0, **settings}, {})
+        return f"http://127.0.0.1:{port}"
 
     async def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -267,6 +278,29 @@ class Deployment:
             )
         self.processes[name] = process
         return process
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def status_of(client: httpx.AsyncClient, path: str) -> int:
+    """0 while nobody listens there."""
+    with contextlib.suppress(httpx.TransportError):
+        return (await client.get(path, timeout=2.0)).status_code
+    return 0
+
+
+async def until_status(client: httpx.AsyncClient, path: str, status: int, timeout_s: float = 30.0) -> float:
+    """Returns the seconds it took."""
+    start = time.monotonic()
+    while (seen := await status_of(client, path)) != status:
+        assert time.monotonic() - start < timeout_s, f"{path}: {seen}, not {status}, after {timeout_s} s"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - start
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "") -> float:

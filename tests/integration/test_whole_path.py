@@ -1,0 +1,168 @@
+"""Router, scheduler and worker as processes on a broker, one of which fails (STR-10, Q-04, Q-05, AS-05)."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from headrace_shared.broker import NatsServer
+from tests.e2e.api import CHAT, TEXT, WAYS, Answer, ask, body_of
+from tests.integration.deployment import MODEL, Client, Deployment, status_of, until_empty, until_status
+
+pytestmark = pytest.mark.nats
+
+ENGINE = "tests.scripted_text"
+STALL_S = 3.0
+
+
+class System(NamedTuple):
+    deployment: Deployment
+    api: httpx.AsyncClient
+
+    async def ask(self, path: str, prompt: Any, stream: bool = False, **fields: Any) -> Answer:
+        return await ask(self.api, path, prompt, stream, model=MODEL, **fields)
+
+
+@pytest.fixture
+async def system(deployment: Deployment) -> AsyncIterator[System]:
+    """A router and a scheduler; tests add the workers they want."""
+    url, _ = await asyncio.gather(
+        deployment.router(stall_timeout_s=STALL_S, ping_interval_s=0.5, publish_timeout_s=2), deployment.scheduler()
+    )
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits, trust_env=False) as api:
+        yield System(deployment, api)
+
+
+async def ready(system: System, **settings: Any) -> None:
+    await system.deployment.worker(engine=ENGINE, **settings)
+    await until_status(system.api, "/health", 200)
+
+
+@pytest.mark.parametrize("mishap", ["the worker raises", "SIGKILL", "SIGSTOP"])
+async def test_a_cut_answer_never_looks_whole(system: System, client: Client, mishap: str) -> None:
+    """STR-10, with no other worker to go on: an error within the stated time, then the end of the stream."""
+    await ready(system, step_s=0.02)
+    script: dict[str, Any] = {"echo": "abc"}
+    if mishap == "the worker raises":
+        script["fail_at"] = 10
+
+    async def stream(path: str) -> Answer:
+        return await system.ask(path, script, True, max_tokens=3000)
+
+    async def whole(path: str) -> httpx.Response:
+        return await system.api.post(path, json=body_of(path, script, model=MODEL, max_tokens=3000))
+
+    streams = [asyncio.create_task(stream(path)) for path in (CHAT, TEXT)]
+    answer = asyncio.create_task(whole(TEXT))
+    await asyncio.sleep(0.8)
+    if mishap != "the worker raises":
+        number = signal.Signals[mishap]
+        system.deployment.signal("worker-1", number)
+    async with asyncio.timeout(STALL_S + 10.0):
+        cut = await asyncio.gather(*streams)
+        refused = await answer
+    for told in cut:
+        assert told.error is not None and told.num_done == 1
+        assert {"message", "type", "param", "code", "request_id"} <= set(told.error)
+        assert all(choice.finish is None for choice in told.choices.values())
+        assert 5 < len(told.text) < 1000 and told.text == ("abc" * 1000)[: len(told.text)]
+        assert told.error["request_id"] in system.deployment.log("router-1")
+    assert refused.status_code >= 500 and refused.json()["error"]["type"] == "server_error"
+    metrics = (await system.api.get("/metrics")).text
+    code = cut[0].error["code"] if cut[0].error else ""
+    assert f'outcome="{code}"}} 3.0' in metrics and 'outcome="finished"' not in metrics
+    if mishap == "SIGSTOP":
+        system.deployment.signal("worker-1", signal.SIGCONT)
+    await until_empty(client)
+
+
+async def test_the_broker_restarts_under_the_whole_system(system: System, nats_server: NatsServer) -> None:
+    """Q-04: while all are idle, and with streams running; with the broker away, refusals are quick."""
+    await ready(system, step_s=0.01)
+    await nats_server.stop()
+    await until_status(system.api, "/health", 503, timeout_s=5.0)
+    await asyncio.sleep(2.0)  # longer than publish-timeout: nobody is let in to wait any more
+    async with asyncio.timeout(1.0):
+        reply = await system.api.post(TEXT, json=body_of(TEXT, {"text": "ok"}, model=MODEL))
+    assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
+    await asyncio.sleep(4.0)  # longer than a lease
+    await nats_server.start()
+    assert await until_status(system.api, "/health", 200) < 5.0
+    async with asyncio.timeout(8.0):
+        assert (await system.ask(TEXT, {"text": "back"})).text == "back"
+
+    streams = [asyncio.create_task(system.ask(path, {"echo": "abcd"}, stream, max_tokens=400)) for path, stream in WAYS]
+    await asyncio.sleep(1.0)
+    await nats_server.stop()
+    await nats_server.start()
+    async with asyncio.timeout(30.0):
+        answers = await asyncio.gather(*streams)
+    for answer in answers:  # it resumes, or ends with an error event
+        assert answer.error is not None or answer.outcome() == {0: ("abcd" * 100, "length")}
+    assert any(answer.error is None for answer in answers)
+
+
+async def test_large_messages_cost_nobody_else(system: System) -> None:
+    """Q-05: the broker takes messages of 1 MiB."""
+    await ready(system, num_blocks=16_384, context=262_144, tokens_per_iteration=65_536, checks=False, step_s=0.01)
+    streams = [
+        asyncio.create_task(system.ask(path, {"echo": "abcd"}, True, max_tokens=400)) for path in (CHAT, TEXT) * 5
+    ]
+    await asyncio.sleep(0.5)
+    for path, stream in WAYS:
+        big = body_of(path, "x" * 1_500_000, stream, model=MODEL, max_tokens=5)
+        refused = await system.api.post(path, json=big)
+        assert refused.status_code in (400, 413), refused.text
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+    # At the limit: prompt and answer of 186,000 tokens can just be carried; headers count too.
+    script = '{"text": "ok"}'
+    headers = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "tracestate": "x=" + "y" * 500}
+    sizes = {}
+    for size in (185_000, 185_600, 186_000, 186_400, 187_000):
+        body = body_of(TEXT, script.rjust(size, "x"), model=MODEL, max_tokens=100)
+        reply = await system.api.post(TEXT, json=body, headers=headers)
+        sizes[size] = reply.status_code
+        if reply.status_code == 200:
+            assert reply.json()["choices"][0]["text"] == "ok"
+    assert sizes[185_000] == 200 and sizes[187_000] == 413 and set(sizes.values()) == {200, 413}, sizes
+    long = await system.ask(CHAT, {"echo": "abcd"}, max_tokens=1000, logprobs=True, top_logprobs=20)
+    assert len(long.choices[0].logprobs) == 1000
+    assert all(len(token["top_logprobs"]) == 20 for token in long.choices[0].logprobs)
+    for answer in await asyncio.gather(*streams):
+        assert answer.error is None and answer.outcome() == {0: ("abcd" * 100, "length")}
+
+
+async def test_a_model_without_workers_is_woken_by_its_requests(system: System, client: Client) -> None:
+    """AS-05: the card outlives the worker, so a fresh router knows the model; what it does not know is a 404."""
+    await ready(system)
+    assert await system.deployment.stop("worker-1") == 0
+    url = await system.deployment.router("router-2", ping_interval_s=0.5)
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as fresh:
+        await until_status(fresh, "/live", 200)
+        while not (listing := (await fresh.get("/v1/models")).json()["data"]):
+            await asyncio.sleep(0.05)
+        assert [model["id"] for model in listing] == [MODEL]
+        assert await status_of(fresh, "/health") == 503
+        unknown = await fresh.post(TEXT, json=body_of(TEXT, "x", model="gpt-9"))
+        assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "model_not_found"
+        whole = asyncio.create_task(ask(fresh, CHAT, {"text": "awake"}, model=MODEL))
+        pings = 0
+        body = body_of(CHAT, {"text": "awake"}, True, model=MODEL)
+        async with fresh.stream("POST", CHAT, json=body) as reply:
+            assert reply.status_code == 200
+            text = ""
+            async for line in reply.aiter_lines():
+                pings += line.startswith(":")
+                if pings == 4:
+                    pings += 1
+                    assert await client.num_queued() == 2
+                    await system.deployment.worker("worker-2", engine=ENGINE)
+                if line.startswith("data: {") and (choices := json.loads(line[6:])["choices"]):
+                    text += choices[0]["delta"].get("content", "")
+        assert pings >= 5 and text == "awake"
+        assert (await whole).text == "awake"
