@@ -144,7 +144,9 @@ async def test_a_model_without_workers_is_woken_by_its_requests(system: System, 
     url = await system.deployment.router("router-2", ping_interval_s=0.5)
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as fresh:
         await until_status(fresh, "/live", 200)
-        while not (listing := (await fresh.get("/v1/models")).json()["data"]):
+        for _ in range(200):
+            if listing := (await fresh.get("/v1/models")).json()["data"]:
+                break
             await asyncio.sleep(0.05)
         assert [model["id"] for model in listing] == [MODEL]
         assert await status_of(fresh, "/health") == 503
