@@ -47,10 +47,12 @@ class ChaosProxy:
     def flow(self) -> None:
         self._flowing.set()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._connect(reader, writer))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
             try:
@@ -63,7 +65,6 @@ class ChaosProxy:
             pass  # either side may break at any time; the other one is closed below
         finally:
             writer.close()
-            self._connections.discard(task)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clock: Callable[[], float] = asyncio.get_running_loop().time

@@ -14,7 +14,7 @@ from tests import prompts
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched, launched
 from tests.e2e.metrics import metric
-from tests.reference import Reference
+from tests.reference import Miss, Reference
 
 pytestmark = [pytest.mark.model, pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(420)]
 
@@ -32,7 +32,7 @@ def reference() -> Reference:
 def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Launched]]:
     environment = {"HEADRACE_DTYPE": "float32", "HEADRACE_CONTEXT": "1024"}
     if request.param == "no prefix cache":
-        environment["HEADRACE_PREFIX_CACHE"] = "false"
+        environment["HEADRACE_PREFIX_CACHING"] = "false"
     if request.param == "small pool":
         # 80 blocks of 16: two of the long prompts fill it, while 32 requests want to run.
         environment["HEADRACE_NUM_BLOCKS"] = "80"
@@ -54,6 +54,11 @@ async def complete(client: httpx.AsyncClient, prompt_ids: list[int]) -> dict[str
     return answer
 
 
+@functools.cache
+def misses_of(prompt_ids: tuple[int, ...], output_ids: tuple[int, ...]) -> list[Miss]:
+    return reference().misses(prompt_ids, output_ids)
+
+
 async def check(system: Launched, answers: list[dict[str, Any]], encoded: list[list[int]]) -> None:
     """Each answer's tokens, as the token log has them, are the reference's choices."""
     outputs: dict[str, list[int]] = defaultdict(list)
@@ -66,7 +71,7 @@ async def check(system: Launched, answers: list[dict[str, Any]], encoded: list[l
         output = outputs[answer["id"].removeprefix("cmpl-")]
         assert len(output) == NUM_TOKENS == answer["usage"]["completion_tokens"]
         assert reference().tokenizer.decode(output, skip_special_tokens=True) == answer["choices"][0]["text"]
-        misses = reference().misses(prompt_ids, output)
+        misses = misses_of(tuple(prompt_ids), tuple(output))
         assert all(miss.gap < TIE for miss in misses), (answer, misses)
 
 

@@ -132,7 +132,7 @@ class ModelWorker:
                 stopped.stopped = True
                 self._retire(stopped)
         num_running = sum(not sequence.is_over for sequence in self._sequences.values())
-        assert num_running <= self.facts.max_sequences, num_running
+        assert num_running <= self.facts.max_sequences * 9 // 8, num_running
 
     def iterate(self) -> bool:
         """Submits up to the device's depth and collects the oldest iteration. False if there is nothing to compute."""

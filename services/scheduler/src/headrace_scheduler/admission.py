@@ -85,7 +85,7 @@ class Admitter:
         candidates: list[Candidate] = []
         for worker_id, ledger in self._workers.items():
             # Where a running sequence is short of blocks none is free: spare the look.
-            if not ledger.accepting or ledger.short or len(ledger.running) >= ledger.facts.max_sequences:
+            if not ledger.accepting or ledger.short or len(ledger.running) >= ledger.max_stays:
                 continue
             if reserved is not None and reserved[1] == worker_id and reserved[0].order < sequence.order:
                 continue
@@ -107,7 +107,8 @@ class Admitter:
                     num_free,
                 )
             )
-        placement = place(candidates)
+        with_place = [candidate for candidate in candidates if self._workers[candidate.worker_id].has_place]
+        placement = place(with_place or candidates)
         return None if placement is None else (placement, matches[placement.worker_id])
 
     def _start(self, sequence: Sequence, placement: Placement, match: PrefixMatch) -> None:

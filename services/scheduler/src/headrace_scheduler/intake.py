@@ -23,7 +23,7 @@ from headrace_shared.message_sizes import largest_message
 from headrace_shared.messages import Lane, Outcome, Request, RequestEnded, RequestId, RouterId
 from headrace_shared.subjects import ConsumerSpec, requests_consumer
 
-NUM_PULLERS = 4
+NUM_PULLERS = 16
 """Concurrent pulls of the interactive lane; each takes one message at a time."""
 PULL_S = 1.0
 """How long a pull waits at the broker: also how long a stop waits for the pulls."""
@@ -122,7 +122,9 @@ class Intake:
     async def _pull_loop(self, spec: ConsumerSpec) -> None:
         while not self._is_stopping:
             try:
-                if not self._bus.is_connected or not self._may_pull() or self._core().room() <= self._num_pulling:
+                # Idle pulls of the interactive lane hold no room against the batch lane: it may exceed it by one.
+                num_promised = 0 if spec is self._batch else self._num_pulling
+                if not self._bus.is_connected or not self._may_pull() or self._core().room() <= num_promised:
                     await asyncio.sleep(POLL_S)
                 elif spec is self._batch and not await self._is_interactive_idle():
                     await asyncio.sleep(RETRY_S)

@@ -17,6 +17,8 @@ from headrace_scheduler.prefix_index import BlockHash, block_hash, last_hash
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
 from headrace_shared.messages import BlockId, Extension, SequenceId
 
+ADMIT_AHEAD = 8
+"""One sequence is admitted ahead for so many places in the batch."""
 NEVER = sys.maxsize
 
 
@@ -225,14 +227,25 @@ class WorkerLedger:
             self._watch_horizon(stay)
         return victims
 
+    @property
+    def max_stays(self) -> int:
+        """Most sequences to admit: some more than an iteration takes, so that one that retires is followed by another
+        at once, however long the news of it travels."""
+        return self.facts.max_sequences + self.facts.max_sequences // ADMIT_AHEAD
+
+    @property
+    def has_place(self) -> bool:
+        """A new sequence would take part in the next iteration."""
+        return len(self.running) < self.facts.max_sequences
+
     def num_welcome(self) -> int:
         """How many waiting sequences could be admitted soon: by free slots and by blocks, taking the running ones as
         the measure of what a sequence needs, and an eighth of the slots more, so that the next retirement finds one."""
-        slots = self.facts.max_sequences
+        slots = self.max_stays
         num_each = max(
             1, self.pool.num_referenced // len(self.running) if self.running else self.facts.num_blocks // slots
         )
-        return min(slots - len(self.running), self.pool.num_free // num_each) + max(4, slots // 8)
+        return min(slots - len(self.running), self.pool.num_free // num_each) + max(4, self.facts.max_sequences // 8)
 
     def take_credit(self) -> Credit | None:
         credit = self.credit
@@ -281,7 +294,7 @@ class WorkerLedger:
             assert sequence.state is SequenceState.RUNNING, (stay.sequence_id, sequence.state)
             assert len(stay.block_ids) <= self._num_blocks(sequence.request.num_positions), stay.block_ids
             assert stay.num_computed <= sequence.num_tokens, (stay.num_computed, sequence.num_tokens)
-        assert len(running) <= self.facts.max_sequences, (len(running), self.facts)
+        assert len(running) <= self.max_stays, (len(running), self.facts)
 
     def _num_blocks(self, num_positions: int) -> int:
         return -(-num_positions // self.facts.block_size)
