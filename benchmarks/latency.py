@@ -3,8 +3,8 @@
     python -m benchmarks.latency [--delay-ms 100] [--sequences 32] [--tokens 128] [--step-ms 20]
 
 Real broker, real scheduler and worker processes; the scheduler's connection runs through a proxy that holds everything
-for the delay, in each direction. The engine is scripted, with a fixed time for an iteration: nothing hides a lost one. A
-third run freezes the scheduler (SIGSTOP) for one second in the middle. Prints one line a run.
+for the delay, in each direction. The engine is scripted, with a fixed time for an iteration: nothing hides a lost one.
+A third run freezes the scheduler (SIGSTOP) for one second in the middle. Prints one line a run.
 """
 
 import argparse

@@ -9,6 +9,7 @@ share of the processor; the engine alone has no client.
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,13 @@ from tokenizers import Tokenizer
 from benchmarks.client import Summary, run
 from benchmarks.system import running_system, tokenizer_of
 from benchmarks.workload import jobs
+from headrace_worker.engine_link import BOUNDED_SPINNING
 
 
 def in_process(concurrency: int, num_jobs: int) -> Summary:
     command = [sys.executable, "-m", "benchmarks.inprocess", str(concurrency), str(num_jobs)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=900).stdout
+    environ = BOUNDED_SPINNING | os.environ  # as the worker's engine process has it
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=900, env=environ).stdout
     return Summary(**json.loads(output))
 
 
