@@ -15,6 +15,10 @@ from headrace_worker.engine_frames import HEADER, MAX_FRAME_BYTES, FromEngine
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """An engine that reads nothing for so long that this much waits for it hangs."""
 KILL_TIMEOUT_S = 2.0
+BOUNDED_SPINNING = {"GOMP_SPINCOUNT": "1000"}
+"""OpenMP threads that wait for each other spin for microseconds, then sleep. By default they spin for milliseconds, and
+where another process needs a core, each of the hundred barriers of an iteration costs that long. Read by the library
+when it is loaded, hence from the environment; a user's own value wins."""
 
 
 class EngineDied(HeadraceError):
@@ -24,12 +28,6 @@ class EngineDied(HeadraceError):
         how = "closed its connection" if exit_code is None else f"ended with exit code {exit_code}"
         super().__init__(f"the engine process {how}")
         self.exit_code = exit_code
-
-BOUNDED_SPINNING = {"GOMP_SPINCOUNT": "1000"}
-"""OpenMP threads that wait for each other spin for microseconds, then sleep. By default they spin for milliseconds, and
-where another process needs a core, each of the hundred barriers of an iteration costs that long. Read by the library
-when it is loaded, hence from the environment; a user's own value wins."""
-
 
 class EngineLink:
     """One engine process. Belongs to one event loop."""
