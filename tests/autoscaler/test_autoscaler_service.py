@@ -82,6 +82,22 @@ async def test_a_queue_that_does_not_exist_yet_is_empty() -> None:
     await run
 
 
+async def test_a_queue_that_cannot_be_read_decides_nothing() -> None:
+    bus, service = MemoryBus(), Service("autoscaler")
+    await prepare(bus, num_requests=14)
+    autoscaler = Autoscaler(bus, LIMITS, period_s=3600)
+    run = asyncio.create_task(service.run(autoscaler.run, drain_timeout_s=1))
+    await asyncio.sleep(0.05)
+    say(bus)
+    await asyncio.sleep(0.05)
+    await autoscaler.decide_once()
+    bus.broker.stop()
+    await autoscaler.decide_once()
+    assert autoscaler.decisions["tiny"].reason == "17 requests, 8 at a time on a worker"
+    service.drain()
+    await run
+
+
 def test_contradicting_limits_are_refused() -> None:
     with pytest.raises(ConfigError, match="min_workers: 9 exceeds max_workers, which is 8"):
         AutoscalerSettings(min_workers=9).limits()

@@ -57,6 +57,15 @@ def test_an_unknown_capacity_changes_nothing_but_wakes_a_model() -> None:
     assert decide(asleep._replace(num_waiting=1), limits, State(), 0)[0].desired == 1
 
 
+def test_nobody_is_wanted_back_while_the_last_workers_leave() -> None:
+    limits = LIMITS._replace(min_workers=0)
+    _, state = decide(observe(num_running=1), limits, State(), now=0)
+    _, state = decide(observe(), limits, state, now=10)
+    decision, state = decide(observe(), limits, state, now=70)
+    assert decision.desired == 0
+    assert decide(observe(num_workers=1), limits, state, now=75)[0].desired == 0
+
+
 def test_the_reason_says_why() -> None:
     decision, _ = decide(observe(num_waiting=200, num_running=5), LIMITS, State(), 0)
     assert decision == Decision(8, "205 requests, 10 at a time on a worker; 21 is outside 1 to 8")

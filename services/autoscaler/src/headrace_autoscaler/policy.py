@@ -27,7 +27,8 @@ class Observation(NamedTuple):
 class State(NamedTuple):
     """What the policy remembers of a model."""
 
-    desired: int = 0
+    desired: int | None = None
+    """None before the first decision."""
     less_since: float | None = None
     """Since when fewer workers than `desired` would be enough."""
 
@@ -49,7 +50,8 @@ def decide(observation: Observation, limits: Limits, state: State, now: float) -
     needed = min(max(wanted, limits.min_workers), limits.max_workers)
     if needed != wanted:
         reason += f"; {wanted} is outside {limits.min_workers} to {limits.max_workers}"
-    current = min(state.desired or max(observation.num_workers, limits.min_workers), limits.max_workers)
+    before = max(observation.num_workers, limits.min_workers) if state.desired is None else state.desired
+    current = min(before, limits.max_workers)
     if needed >= current:
         return Decision(needed, reason), State(needed)
     since = now if state.less_since is None else state.less_since

@@ -44,6 +44,8 @@ class Autoscaler:
         await figures.close()
 
     async def decide_once(self) -> None:
+        if not self._bus.is_connected:
+            return  # a queue that cannot be read is not an empty one
         for model in self._fleet.models:
             fleet = self._fleet.of(model, self._clock())
             num_waiting = num_taken = 0
