@@ -28,6 +28,11 @@ def test_the_taken_port_is_named() -> None:
             check_ports("127.0.0.1", [free_port(), port])
 
 
+def test_ports_beyond_the_last_are_named() -> None:
+    with pytest.raises(CommandError, match=r"^there is no port 65536 .*--port$"):
+        check_ports("127.0.0.1", range(65536, 65537))
+
+
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
 def test_an_address_that_is_not_ours_is_named(host: str) -> None:
     with pytest.raises(CommandError, match=rf"^cannot listen at {host}.*--host"):

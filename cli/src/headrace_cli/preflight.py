@@ -13,6 +13,7 @@ import psutil
 from headrace_cli.errors import CommandError
 
 MIB = 1024 * 1024
+MAX_PORT = 65535
 MIN_DISK_BYTES = 1024 * MIB
 """Room for the queue, the model cards and the logs."""
 WORKER_BYTES = 700 * MIB
@@ -23,6 +24,8 @@ SERVICE_BYTES = 90 * MIB
 
 def check_ports(host: str, ports: Iterable[int], option: str = "--port") -> None:
     for port in ports:
+        if port > MAX_PORT:  # the library would take it modulo 65536
+            raise CommandError(f"there is no port {port} for the last of the routers", f"choose a lower {option}")
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except OSError as error:
