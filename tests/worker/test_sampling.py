@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import SamplingParams, StopParams
-from headrace_worker.sampling import CHUNK, HEADS, Drawn, SamplingState, argmax, pick, sample
+from headrace_worker.race import CHUNK
+from headrace_worker.sampling import HEADS, Drawn, SamplingState, argmax, sample
 from tests.worker.engine_driver import make_admission
 
 VOCAB_SIZE = 5 * CHUNK
@@ -48,27 +49,6 @@ def test_argmax_is_the_first_of_the_largest(width: int, dtype: torch.dtype) -> N
     scores = logits_of(0, 50, width).round().to(dtype)
     expected = [int(np.flatnonzero(row == row.max())[0]) for row in scores.float().numpy()]
     assert argmax(scores).tolist() == expected
-
-
-@pytest.mark.parametrize("width", [5, CHUNK, CHUNK + 3, 4 * CHUNK])
-def test_pick_is_the_inverse_of_the_cumulative_weights(width: int) -> None:
-    weights = logits_of(1, 1, width).exp()
-    weights[:, ::3] = 0.0
-    grid = (torch.arange(4000, dtype=torch.float64) + 0.5)[:, None] / 4000
-    tokens = pick(weights.expand(4000, -1).contiguous(), grid)
-    cumulative = weights[0].double().cumsum(0)
-    expected = torch.searchsorted(cumulative, grid[:, 0] * cumulative[-1], right=True)
-    # The two sum in different orders: a grid point next to a step may fall on either side.
-    assert (tokens - expected).abs().ne(0).sum() <= 2
-    assert (weights[0, tokens] > 0).all()
-
-
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-40])
-def test_pick_never_takes_a_token_without_weight(uniform: float) -> None:
-    for position in (0, CHUNK - 1, CHUNK, 3 * CHUNK - 1):
-        weights = torch.zeros(1, 3 * CHUNK)
-        weights[0, position] = 1e-30
-        assert pick(weights, torch.tensor([[uniform]], dtype=torch.float64)).tolist() == [position]
 
 
 def test_plain_sampling_follows_the_softmax() -> None:

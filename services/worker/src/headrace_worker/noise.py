@@ -11,19 +11,15 @@ _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW_WORD = np.uint64(0xFFFFFFFF)
 _WORD_BITS = np.uint64(32)
 _ROUNDS = 10
-_UNIFORM_BITS = 40
-"""So few that u * total stays below total in float64."""
 
 
-def uniforms(
+def noise_keys(
     seeds: NDArray[np.uint64], choices: NDArray[np.uint64], positions: NDArray[np.uint64]
-) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, choice, position); all arrays have the same length."""
+) -> NDArray[np.int64]:
+    """64 bits for each (seed, choice, position); all arrays have the same length."""
     zeros = np.zeros_like(positions)
     words = philox(np.stack([positions, choices, zeros, zeros]), np.stack([seeds & _LOW_WORD, seeds >> _WORD_BITS]))
-    bits = ((words[1] << _WORD_BITS) | words[0]) >> np.uint64(64 - _UNIFORM_BITS)
-    fractions: NDArray[np.float64] = bits.astype(np.float64) * 2.0**-_UNIFORM_BITS
-    return fractions
+    return ((words[1] << _WORD_BITS) | words[0]).view(np.int64)
 
 
 def philox(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:

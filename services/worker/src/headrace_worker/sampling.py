@@ -1,8 +1,8 @@
 """Draws the next tokens of a batch from its logits.
 
 Every step works row by row, so that what a sequence gets does not depend on who shares its batch. All filters become a
-threshold on the weights, and the draw walks the cumulative weights in vocabulary order: nothing is sorted for the plain
-cases, and what is sorted is only the head of the distribution where that is enough.
+threshold on the weights: nothing is sorted for the plain cases, and what is sorted is only the head of the distribution
+where that is enough. The draw is a race (`race.py`): rounding, which does depend on the batch, hardly ever changes it.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace_shared.messages import Admission, SamplingParams, TokenLogprobs, TopLogprob
-from headrace_worker.noise import uniforms
+from headrace_worker.noise import noise_keys
 from headrace_worker.penalties import Penalties
+from headrace_worker.race import CHUNK, chunk_sums, race
 
 GREEDY_TEMPERATURE = 1e-4
 """Up to here sampling is arg-max: the limit, where ties and overflow would otherwise decide."""
-CHUNK = 128
-"""Columns that are reduced together, in the two-level arg-max and in the two-level draw."""
 HEADS = (256, 4096)
 """How many of the likeliest tokens are looked at for top-p, until that is enough; then a row is sorted whole."""
 NOT_FINITE = "the model's output is not finite"
@@ -125,12 +124,12 @@ def _draw(scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
     # The likeliest token has weight 1 whatever the temperature, so nothing can overflow.
     weights = (selected - peaks).div_(temperatures).exp_()
     _filter(weights, chosen)
-    noise = uniforms(
+    keys = noise_keys(
         np.array([state.params.seed for state in chosen], dtype=np.uint64),
         np.array([state.choice for state in chosen], dtype=np.uint64),
         np.array([state.num_output for state in chosen], dtype=np.uint64),
     )
-    tokens[index] = pick(weights, torch.from_numpy(noise).to(scores.device)[:, None])
+    tokens[index] = race(weights, torch.from_numpy(keys).to(scores.device))
     return tokens
 
 
@@ -166,7 +165,7 @@ def _rows(values: Tensor, rows: list[int]) -> Tensor:
 
 def _top_p_thresholds(weights: Tensor, ps: Tensor) -> Tensor:
     """The smallest weight in the smallest set of likeliest tokens that together reach `ps` of all: [rows, 1]."""
-    targets = _chunk_sums(weights).cumsum(-1)[:, -1:] * ps
+    targets = chunk_sums(weights).cumsum(-1)[:, -1:] * ps
     thresholds = torch.empty((weights.shape[0], 1), dtype=weights.dtype, device=weights.device)
     pending = torch.arange(weights.shape[0], device=weights.device)
     for size in (*(size for size in HEADS if size < weights.shape[-1]), weights.shape[-1]):
@@ -183,31 +182,6 @@ def _threshold_in(descending: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     reaches = torch.searchsorted(descending.cumsum(-1, dtype=torch.float64), targets)
     last = descending.shape[-1] - 1
     return descending.gather(-1, reaches.clamp(max=last)), reaches.squeeze(-1) <= last
-
-
-def pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse of the cumulative weights: weights [rows, vocab_size] >= 0, uniform [rows, 1] in [0, 1) -> ids [rows]."""
-    totals = _chunk_sums(weights).cumsum(-1)
-    targets = uniform * totals[:, -1:]
-    chunk = torch.searchsorted(totals, targets, right=True).clamp(max=totals.shape[-1] - 1)
-    before = torch.where(chunk > 0, totals.gather(-1, (chunk - 1).clamp(min=0)), 0.0)
-    chunks = _chunked(weights)
-    inner = chunks[torch.arange(chunks.shape[0], device=weights.device), chunk.squeeze(-1)]
-    within = torch.searchsorted(inner.cumsum(-1, dtype=torch.float64) + before, targets, right=True).squeeze(-1)
-    # The chunk's sum was rounded otherwise than the running one: past the end means its last token that can be drawn.
-    columns = torch.arange(CHUNK, device=weights.device)
-    last = torch.where(inner > 0, columns, 0).amax(-1)
-    return chunk.squeeze(-1) * CHUNK + torch.minimum(within, last)
-
-
-def _chunked(weights: Tensor) -> Tensor:
-    """[rows, chunks, CHUNK], padded with zeros."""
-    missing = -weights.shape[-1] % CHUNK
-    return (F.pad(weights, (0, missing)) if missing else weights).view(weights.shape[0], -1, CHUNK)
-
-
-def _chunk_sums(weights: Tensor) -> Tensor:
-    return _chunked(weights).sum(-1).double()
 
 
 def _column(values: list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
