@@ -19,7 +19,8 @@ def noise_keys(
     """64 bits for each (seed, choice, position); all arrays have the same length."""
     zeros = np.zeros_like(positions)
     words = philox(np.stack([positions, choices, zeros, zeros]), np.stack([seeds & _LOW_WORD, seeds >> _WORD_BITS]))
-    return ((words[1] << _WORD_BITS) | words[0]).view(np.int64)
+    keys: NDArray[np.int64] = ((words[1] << _WORD_BITS) | words[0]).view(np.int64)
+    return keys
 
 
 def philox(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
