@@ -1,13 +1,16 @@
 """What the iteration loop asks of an engine. No torch here: the loop runs as well on a scripted engine.
 
-The loop decides *what* an iteration computes; the engine computes it and samples. The engine knows sequences only as far
-as sampling needs them (parameters, token counts, noise) and blocks only as rows of its cache.
+The loop decides *what* an iteration computes; the engine computes it and samples. The engine knows sequences only as
+far as sampling needs them (parameters, token counts, noise) and blocks only as rows of its cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId, TokenLogprobs
+
+Report = Callable[[str, int, int], None]
+"""Progress of loading: (what is being done, steps done, steps in all)."""
 
 
 class SequenceSlice(NamedTuple):
@@ -17,7 +20,7 @@ class SequenceSlice(NamedTuple):
     start: int
     num_tokens: int
     token_ids: Sequence[int] | None
-    """The tokens at those positions. None: the single one that the iteration in flight is sampling for this sequence."""
+    """The tokens at those positions. None: the single one that the iteration in flight is sampling for it."""
     block_ids: Sequence[BlockId]
     """The block table; covers every position up to the last one computed here."""
     samples: bool
