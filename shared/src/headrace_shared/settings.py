@@ -66,6 +66,15 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     """Longest time to finish what is running after SIGTERM."""
 
 
+class QueueSettings(CommonSettings, frozen=True, kw_only=True):
+    """Of services that make the queue. One definition, since the last one to start decides."""
+
+    queue_max_messages: Annotated[int, Meta(ge=1)] = 100_000
+    """Most requests in the queue; the next one is refused."""
+    queue_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    """Most bytes in the queue."""
+
+
 S = TypeVar("S", bound=Struct)
 
 

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from headrace_shared.settings import CommonSettings
+from headrace_shared.settings import QueueSettings
 
 
-class RouterSettings(CommonSettings, frozen=True, kw_only=True):
+class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     """Settings of the router; those of every service come first."""
 
     host: str = "127.0.0.1"
@@ -40,7 +40,3 @@ class RouterSettings(CommonSettings, frozen=True, kw_only=True):
     """Threads that render templates and tokenize."""
     max_waiting_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     """Most prompts that wait for such a thread."""
-    queue_max_messages: Annotated[int, Meta(ge=1)] = 100_000
-    """Most requests in the queue; the next one is refused."""
-    queue_max_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024 * 1024 * 1024
-    """Most bytes in the queue."""

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from headrace_shared.settings import CommonSettings
+from headrace_shared.settings import QueueSettings
 
 
-class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
+class SchedulerSettings(QueueSettings, frozen=True, kw_only=True):
     model: str = "smollm2-135m"
     """Model whose requests are scheduled, as given to its workers."""
     served_name: str = ""
@@ -22,7 +22,3 @@ class SchedulerSettings(CommonSettings, frozen=True, kw_only=True):
     """A request that has lost its worker more often than this fails."""
     max_deliveries: Annotated[int, Meta(ge=1)] = 5
     """A request that was taken from the queue more often than this, and never finished, fails."""
-    queue_max_messages: Annotated[int, Meta(ge=1)] = 10_000
-    """Most requests in the queue; beyond that new ones are refused."""
-    queue_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
-    """Most bytes in the queue."""
