@@ -6,14 +6,13 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from headrace_cli import guard
 from headrace_cli.log_file import LogFile
+from headrace_shared.tether import tethered
 
 GIVE_UP_S = 5.0
 """Longest wait for the kernel to remove a killed process."""
@@ -42,6 +41,8 @@ class Supervised(Protocol):
     """Monotonic."""
     phase: str
     """Of the process: starting, running, restarting, failed or stopped. What the service itself says is more exact."""
+    reports_state: bool
+    """Whether the service says for itself when it is ready; if not, it is once it runs."""
 
     @property
     def port(self) -> int: ...
@@ -72,6 +73,8 @@ class Supervised(Protocol):
 class Process:
     """A service and the process that currently embodies it."""
 
+    reports_state = True
+
     def __init__(self, spec: ProcessSpec, log_dir: Path) -> None:
         self.spec = spec
         self.log = LogFile(log_dir / f"{spec.name}.log")
@@ -99,7 +102,7 @@ class Process:
         log = self.log.open()
         try:
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-SE", guard.__file__, str(os.getpid()), *self.spec.command),
+                *tethered(self.spec.command, signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -16,6 +16,7 @@ STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 LOG_BYTES = 16 * 1024 * 1024
 MIB = 1024 * 1024
+OK = 200
 
 
 class NatsServer:
@@ -70,7 +71,7 @@ class NatsServer:
             return
         config, ports_dir = await asyncio.to_thread(self._prepare)
         self._process = await asyncio.create_subprocess_exec(
-            *tethered([str(self._binary), "-c", str(config), "--ports_file_dir", str(ports_dir)]),
+            *tethered([str(self._binary), "-c", str(config), "--ports_file_dir", str(ports_dir)], signal.SIGTERM),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
@@ -122,15 +123,26 @@ class NatsServer:
 
     async def is_healthy(self) -> bool:
         """Runs with JetStream enabled (it also answers its plain health check without)."""
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        return (await self._health("?js-enabled-only=true"))[0] == OK
+
+    async def storage_problem(self) -> str:
+        """In the server's words; empty if there is none, or if it does not answer. After a failed write, as on a full
+        disk, a stream takes nothing any more, also when there is room again: only a restart of the server helps."""
+        status, body = await self._health("")
+        return body if "write error" in body and status != OK else ""
+
+    async def _health(self, query: str) -> tuple[int, str]:
+        """Status (0: no answer) and body."""
+        with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError):
             async with asyncio.timeout(1.0):
                 reader, writer = await asyncio.open_connection(self.host, self.monitor_port)
                 try:
-                    writer.write(b"GET /healthz?js-enabled-only=true HTTP/1.0\r\nHost: broker\r\n\r\n")
-                    return b" 200 " in await reader.readline()
+                    writer.write(f"GET /healthz{query} HTTP/1.0\r\nHost: broker\r\n\r\n".encode())
+                    head, _, body = (await reader.read()).decode(errors="replace").partition("\r\n\r\n")
+                    return int(head.split(maxsplit=2)[1]), body
                 finally:
                     writer.close()
-        return False
+        return 0, ""
 
     def _prepare(self) -> tuple[Path, Path]:
         """Folders and configuration; (configuration, folder for the ports file)."""

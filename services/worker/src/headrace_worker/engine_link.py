@@ -29,6 +29,7 @@ class EngineDied(HeadraceError):
         super().__init__(f"the engine process {how}")
         self.exit_code = exit_code
 
+
 class EngineLink:
     """One engine process. Belongs to one event loop."""
 

@@ -4,7 +4,6 @@
 main thread runs iterations, so that no broker ever sits between two kernel launches. It dies at once with its parent.
 """
 
-import ctypes
 import os
 import queue
 import signal
@@ -13,7 +12,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 
@@ -30,6 +28,7 @@ from headrace_shared.messages import (
     SequenceId,
     StopParams,
 )
+from headrace_shared.tether import end_with_parent
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import (
     HEADER,
@@ -45,22 +44,19 @@ from headrace_worker.engine_frames import (
     ToEngine,
     TokenizerPart,
 )
-from headrace_worker.iteration import Engine, EngineFacts
+from headrace_worker.iteration import Engine, EngineFacts, Report
 from headrace_worker.loop import IterationLoop, StepResult
 
-Report = Callable[[str, int, int], None]
-"""Stage, current, total."""
 Loader = Callable[[EngineConfig, Report], Engine]
 
 MAX_QUEUED_FRAMES = 1024
 """Read ahead of the loop; beyond that the socket holds the I/O process back."""
 EXIT_REFUSED = 2
-_PR_SET_PDEATHSIG = 1
 
 
 def run(load: Loader, argv: list[str]) -> int:
     """Serves one parent over the socket in `argv`. Returns the exit code; an exception of the engine passes through."""
-    _die_with_parent()
+    end_with_parent(signal.SIGKILL)  # elsewhere than on Linux the closed socket ends it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=int(argv[0])) as connection:
@@ -68,14 +64,18 @@ def run(load: Loader, argv: list[str]) -> int:
         first = codec.decode(next(frames), Load)
         inbox: queue.Queue[ToEngine] = queue.Queue(MAX_QUEUED_FRAMES)
         threading.Thread(target=_fill, args=(frames, inbox), name="frames", daemon=True).start()
+
+        def report(stage: str, current: int, total: int) -> None:
+            _send(connection, Loading(stage=stage, current=current, total=total))
+
         try:
-            engine = load(first.config, lambda *stage: _send(connection, _loading(*stage)))
+            engine = load(first.config, report)
         except ConfigError as error:
             _send(connection, Refused(key=error.key, problem=error.problem))
             return EXIT_REFUSED
         loop = IterationLoop(engine)
-        _send(connection, Loading(stage="warm-up", current=0, total=1))
-        _warm_up(loop)
+        report("warming up", 0, 1)
+        _warm_up(loop, engine.facts)
         _announce(connection, engine.facts)
         generation = 0
         while True:
@@ -105,18 +105,20 @@ def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, generation: int, 
             generation = frame.generation
 
 
-def _warm_up(loop: IterationLoop) -> None:
-    """Generates tokens for real: compiles kernels, and a worker that cannot do this is never ready."""
+def _warm_up(loop: IterationLoop, facts: EngineFacts) -> None:
+    """Generates tokens for real, from a full prompt chunk and from a single token: what is initialized lazily must not
+    delay the first request, and a worker that cannot do this is never ready."""
+    length = max(1, min(facts.tokens_per_iteration, facts.context - 2))
+    blocks = tuple(BlockId(number) for number in range(-(-(length + 1) // facts.block_size)))
     request = Request(
         request_id=RequestId(""),
         router=RouterId(""),
         model="",
-        prompt=codec.pack_ids([0]),
+        prompt=codec.pack_ids([0] * length),
         sampling=SamplingParams(seed=0, temperature=0.0),
         stop=StopParams(max_tokens=2),
     )
-    admission = Admission(sequence_id=SequenceId(0), request=request, choice=0, attempt=0, block_ids=(BlockId(0),))
-    loop.admit(admission)
+    loop.admit(Admission(sequence_id=SequenceId(0), request=request, choice=0, attempt=0, block_ids=blocks))
     num_tokens = 0
     while (result := loop.step()) is not None:
         for row in result.sequences:
@@ -144,10 +146,6 @@ def _iteration(result: StepResult, generation: int) -> Iteration:
         num_prefill_tokens=result.num_prefill_tokens,
         elapsed_s=result.elapsed_s,
     )
-
-
-def _loading(stage: str, current: int, total: int) -> Loading:
-    return Loading(stage=stage, current=current, total=total)
 
 
 def _send(connection: socket.socket, frame: msgspec.Struct) -> None:
@@ -181,13 +179,6 @@ def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine]") -> None:
         os._exit(1)
     # The parent is gone: nobody hears of what the device still computes.
     os._exit(0)
-
-
-def _die_with_parent() -> None:
-    """The kernel kills this process when its parent dies (Linux); elsewhere the closed socket does."""
-    if sys.platform == "linux":
-        libc: Any = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> int:
