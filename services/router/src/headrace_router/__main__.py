@@ -1,4 +1,4 @@
-"""`python -m headrace_router`, installed as `headrace-router`."""
+"""`python -m headrace_router`: one router, until SIGTERM."""
 
 import sys
 
@@ -8,13 +8,13 @@ from headrace_shared.service import run_service
 from headrace_shared.settings import load_settings_or_exit
 
 
-def main() -> None:
+def main() -> int:
     settings = load_settings_or_exit(
         RouterSettings, prog="headrace-router", description="OpenAI-compatible front of Headrace."
     )
     # Its own web server answers the probes.
-    sys.exit(run_service(RouterService(settings), name="router", settings=settings, serve_health=False))
+    return run_service(RouterService(settings), name="router", settings=settings, serve_health=False)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

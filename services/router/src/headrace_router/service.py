@@ -24,8 +24,8 @@ from headrace_router.web_server import WebServer, listen, make_server
 from headrace_shared.bus import Bus
 from headrace_shared.errors import Overloaded
 from headrace_shared.messages import RouterId
-from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
+from headrace_shared.service_bus import service_bus
 from headrace_shared.subjects import CANCELS, TOKENS, requests_stream
 from headrace_shared.telemetry import NUM_IN_FLIGHT
 
@@ -44,17 +44,8 @@ class RouterService:
         # A port that is taken ends the start before anything else is done.
         listener = listen(self._settings.host, self._settings.port, self._settings.send_timeout_s)
         with contextlib.closing(listener):
-            bus = await NatsBus.connect(
-                self._settings.nats_url.split(","),
-                name=service.id,
-                on_closed=lambda: service.fail("the broker refuses us"),
-                user=self._settings.nats_user or None,
-                password=self._settings.nats_password or None,
-            )
-            try:
+            async with service_bus(service, self._settings) as bus:
                 await self.serve(service, bus, listener)
-            finally:
-                await bus.close()
 
     async def serve(self, service: Service, bus: Bus, listener: socket.socket) -> None:
         """Serves on `listener` until the service drains and the answers are finished."""

@@ -4,8 +4,8 @@ import sys
 
 from headrace_scheduler.service import SchedulerService
 from headrace_scheduler.settings import SchedulerSettings
-from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service, run_service
+from headrace_shared.service_bus import service_bus
 from headrace_shared.settings import load_settings_or_exit
 
 
@@ -15,17 +15,8 @@ def main() -> int:
     )
 
     async def body(service: Service) -> None:
-        bus = await NatsBus.connect(
-            settings.nats_url.split(","),
-            name=service.id,
-            on_closed=lambda: service.fail("the broker's connection is closed for good"),
-            user=settings.nats_user or None,
-            password=settings.nats_password or None,
-        )
-        try:
+        async with service_bus(service, settings) as bus:
             await SchedulerService(service, bus, settings).run()
-        finally:
-            await bus.close()
 
     return run_service(body, name="scheduler", settings=settings)
 
