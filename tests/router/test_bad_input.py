@@ -253,14 +253,26 @@ async def test_slow_heads_and_slow_bodies_are_cut(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_template_s_refusal_is_told_in_its_own_words() -> None:
-    source = "{% if messages[0].role == 'system' %}{{ raise_exception('No system turn, please.') }}{% endif %}" + CHATML
+    """API-11."""
+    source = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('No system turn, please.') }}{% endif %}"
+        "{% for message in messages %}{% if not loop.first and message.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('Roles must alternate.') }}{% endif %}{% endfor %}"
+    ) + CHATML
+    refused: list[tuple[list[dict[str, str]], str]] = [
+        ([{"role": "system", "content": "x"}, *MESSAGES], "No system turn, please."),
+        (MESSAGES * 2, "Roles must alternate."),
+    ]
     async with running_router(says("ok"), card=make_card(chat_template=source)) as router:
         for stream in (False, True):
-            messages = [{"role": "system", "content": "x"}, *MESSAGES]
-            body = {"model": MODEL, "messages": messages, "stream": stream}
-            reply = await router.client.post("/v1/chat/completions", json=body)
-            assert_refused(reply, 400, "messages", "template_error")
-            assert reply.json()["error"]["message"] == "No system turn, please."
+            for messages, sentence in refused:
+                body = {"model": MODEL, "messages": messages, "stream": stream}
+                reply = await router.client.post("/v1/chat/completions", json=body)
+                assert reply.headers["content-type"] == "application/json"
+                assert_refused(reply, 400, "messages", "template_error")
+                assert reply.json()["error"]["message"] == sentence
+            none: dict[str, Any] = {"model": MODEL, "messages": [], "stream": stream}
+            assert_refused(await router.client.post("/v1/chat/completions", json=none), 400, "messages")
         assert router.worker.requests == []
 
 

@@ -212,6 +212,22 @@ async def test_a_terminal_event_before_the_last_frame() -> None:
         assert text_of(await stream(router)) == "abcd"
 
 
+async def test_a_terminal_event_when_an_earlier_attempt_finished_the_choice() -> None:
+    """Its frames were no news while a later attempt ran; the log has them, whichever attempt they are of."""
+
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        tokens = byte_ids("abcdef")
+        worker.frame(request, tokens[:2], 0)
+        worker.frame(request, tokens[2:3], 2, attempt=1)
+        worker.frame(request, tokens[2:], 2, finish=FinishReason.LENGTH)
+        await worker.end(request, Outcome.FINISHED)
+
+    async with running_router(script) as router:
+        events = await stream(router)
+        assert text_of(events) == "abcdef" and finishes(events) == [(0, "length")]
+        assert (await whole(router))["choices"][0]["message"]["content"] == "abcdef"
+
+
 async def test_a_terminal_event_without_the_last_frame_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace_router.generation.REPAIR_DELAYS_S", (0.01, 0.01, 0.01))
 

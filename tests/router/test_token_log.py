@@ -63,6 +63,18 @@ def test_repair_takes_what_an_earlier_attempt_left_and_then_the_new_one() -> Non
     assert cursor.is_finished
 
 
+def test_repair_takes_the_end_from_an_earlier_attempt_if_only_that_has_one() -> None:
+    cursor = Cursor()
+    cursor.advance(frame(0, (0, 1, 2), attempt=1))
+    fresh = cursor.repair([frame(0, (0, 1)), frame(2, (2, 3), finish=FinishReason.STOP), frame(1, (1, 2), attempt=1)])
+    assert [part.tokens for part in fresh] == [(3,)] and cursor.is_finished
+    at_the_end = Cursor()
+    at_the_end.advance(frame(0, (0, 1), attempt=1))
+    assert [part.finish for part in at_the_end.repair([frame(0, (0, 1), finish=FinishReason.LENGTH)])] == [
+        FinishReason.LENGTH
+    ]
+
+
 def test_repair_stops_at_what_is_really_missing() -> None:
     cursor = Cursor()
     assert cursor.repair([frame(1, (1,)), frame(2, (2,))]) == []
