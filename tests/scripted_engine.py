@@ -20,8 +20,8 @@ from headrace_shared.codec import unpack_ids
 from headrace_shared.errors import ConfigError
 from headrace_shared.messages import Admission, ModelCard, SequenceId, TokenLogprobs, TopLogprob
 from headrace_worker.config import EngineConfig
-from headrace_worker.engine_process import Report, run
-from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
+from headrace_worker.engine_process import run
+from headrace_worker.iteration import EngineFacts, Report, SampledToken, SequenceSlice
 
 VOCAB_SIZE = 4096
 FIRST_SPECIAL = 4000

@@ -25,7 +25,8 @@ from tokenizers import Tokenizer
 from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import Admission
 from headrace_worker.config import EngineConfig
-from headrace_worker.engine_process import Report, run
+from headrace_worker.engine_process import run
+from headrace_worker.iteration import Report
 from tests import scripted_engine
 from tests.router.support import byte_ids, byte_level_tokenizer, make_card, token_id
 from tests.scripted_engine import ScriptedEngine, ScriptedSequence

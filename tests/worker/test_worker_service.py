@@ -56,7 +56,7 @@ async def test_an_engine_process_tells_its_stages_and_facts() -> None:
         frames = [await link.read()]
         while not isinstance(frames[-1], Loaded):
             frames.append(await link.read())
-        assert [frame.stage for frame in frames if isinstance(frame, Loading)] == ["script", "warm-up"]
+        assert [frame.stage for frame in frames if isinstance(frame, Loading)] == ["script", "warming up"]
         assert b"".join(frame.data for frame in frames if isinstance(frame, TokenizerPart)) == b"{}"
         facts = frames[-1]
         assert isinstance(facts, Loaded) and (facts.num_blocks, facts.context) == (8, 128)

@@ -1,22 +1,19 @@
 """Builds an engine from its configuration."""
 
 import os
-from collections.abc import Callable
 
 import torch
 
 from headrace_shared.errors import ConfigError
 from headrace_worker.config import EngineConfig
 from headrace_worker.forward import load_forward
+from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.memory import available_bytes
 from headrace_worker.models.checkpoint import open_checkpoint
 from headrace_worker.models.config import LlamaConfig
 from headrace_worker.models.source import find_model
 from headrace_worker.torch_engine import TorchEngine
-
-Report = Callable[[str, int, int], None]
-"""(what is being done, steps done, steps in all)"""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WORKSPACE_BYTES = 256 << 20
@@ -26,7 +23,7 @@ _GPU_SHARE = 0.9
 
 
 def load(config: EngineConfig, report: Report) -> TorchEngine:
-    """Loads the model and warms it up. Raises ConfigError, with one line for the user, if that cannot work."""
+    """Loads the model. Raises ConfigError, with one line for the user, if that cannot work."""
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
@@ -53,7 +50,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
     report("reading the tokenizer", 0, 1)
     card = checkpoint.make_card(config.served_name or files.name, context)
     report("reading the tokenizer", 1, 1)
-    engine = TorchEngine(
+    return TorchEngine(
         bind(cache, context),
         cache,
         card,
@@ -63,10 +60,6 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
         device=device,
         dtype=dtype,
     )
-    report("warming up", 0, 1)
-    engine.warm_up()
-    report("warming up", 1, 1)
-    return engine
 
 
 def _device(name: str) -> torch.device:

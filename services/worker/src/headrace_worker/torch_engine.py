@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId
+from headrace_shared.messages import Admission, ModelCard, SequenceId
 from headrace_worker.forward import Forward
 from headrace_worker.inputs import build_inputs
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.kv_cache import KVCache
-from headrace_worker.sampling import SamplingState, argmax, sample
+from headrace_worker.sampling import SamplingState, sample
 
 
 class TorchEngine:
@@ -92,13 +92,3 @@ class TorchEngine:
             device=self._device,
         )
         return self._forward(inputs)
-
-    def warm_up(self) -> None:
-        """One full prompt chunk and one decoding step: lazy initialization must not delay the first request."""
-        length = min(self._facts.tokens_per_iteration, self._facts.context - 1)
-        num_blocks = -(-(length + 1) // self.cache.block_size)
-        table = [BlockId(index) for index in range(min(num_blocks, self.cache.num_blocks))]
-        nobody = SequenceId(-1)
-        if length > 0:
-            argmax(self.logits([SequenceSlice(nobody, 0, length, [0] * length, table, True)]))
-        argmax(self.logits([SequenceSlice(nobody, max(length, 0), 1, [0], table, True)]))
