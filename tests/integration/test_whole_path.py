@@ -137,6 +137,33 @@ async def test_large_messages_cost_nobody_else(system: System) -> None:
         assert answer.error is None and answer.outcome() == {0: ("abcd" * 100, "length")}
 
 
+async def test_every_length_runs_or_is_refused_at_once(system: System, client: Client) -> None:
+    """KV-01: 8 blocks of 16 tokens, a model context of 4096. Router and scheduler agree: prompt + answer <= 128."""
+    await ready(system, num_blocks=8, context=4096, step_s=0.005)
+    script, short = '{"echo": "ab"}', {"text": "ok"}
+    for length in (100, 111, 112, 119, 120, 121, 127, 128, 129, 500):
+        for path, stream in WAYS[2:]:
+            body = body_of(path, script.rjust(length, "x"), stream, model=MODEL, max_tokens=8)
+            long = asyncio.create_task(system.api.post(path, json=body))
+            async with asyncio.timeout(5.0):
+                assert (await system.ask(TEXT, short, max_tokens=8)).text == "ok"
+                reply = await long
+            if length + 8 <= 128:
+                assert reply.status_code == 200 and (stream or reply.json()["choices"][0]["text"] == "abababab")
+            else:
+                assert reply.status_code == 400
+                assert reply.json()["error"]["code"] == "context_length_exceeded"
+                assert reply.elapsed.total_seconds() < 1.0
+    for length in (100, 119):
+        left = asyncio.create_task(
+            system.api.post(TEXT, json=body_of(TEXT, script.rjust(length, "x"), model=MODEL, max_tokens=128 - length))
+        )
+        await asyncio.sleep(0.03)
+        left.cancel()
+        assert (await system.ask(TEXT, short, max_tokens=8)).text == "ok"
+    await until_empty(client)
+
+
 async def test_a_model_without_workers_is_woken_by_its_requests(system: System, client: Client) -> None:
     """AS-05: the card outlives the worker, so a fresh router knows the model; what it does not know is a 404."""
     await ready(system)
