@@ -53,6 +53,8 @@ class QueueDepth(NamedTuple):
 
 
 Handler = Callable[[Message], None]
+WatchHandler = Callable[[Entry | None, str], None]
+"""(entry, key); entry is None for a removed key."""
 
 
 class Subscription(Protocol):
@@ -100,8 +102,8 @@ class Bus(Protocol):
         self, subject: str, data: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
     ) -> int:
         """Stores a message in the stream of `subject`; returns its sequence once the broker has it. With the same
-        `message_id` within two minutes it is stored once. Raises QueueFull, PayloadTooLarge, BusUnavailable (nothing
-        was sent) or OutcomeUnknown (it may be stored, now or later)."""
+        `message_id` within DEDUPE_WINDOW_S it is stored once. Raises QueueFull, PayloadTooLarge, BusUnavailable (it
+        was not sent) or OutcomeUnknown (it may be stored, now or later)."""
         ...
 
     async def pull(self, spec: ConsumerSpec, timeout_s: float) -> Delivery | None:
@@ -156,7 +158,7 @@ class Bus(Protocol):
 
     async def entries(self, bucket: str) -> list[Entry]: ...
 
-    async def watch(self, bucket: str, handler: Callable[[Entry | None, str], None]) -> Subscription:
+    async def watch(self, bucket: str, handler: WatchHandler) -> Subscription:
         """Calls `handler(entry, key)` for every key now and at each change; entry is None for a removed key. After a
         reconnect all keys may be reported again."""
         ...

@@ -9,11 +9,11 @@ confirmed renewal. What others see cannot be earlier than what the holder sent, 
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import structlog
 from msgspec import Struct
 
 from headrace_shared.bus import Bus, Entry, Subscription
@@ -21,7 +21,7 @@ from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError, RevisionConflict
 from headrace_shared.tasks import end
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 LEASE_TTL_S = 3.0
 RENEW_S = 1.0
@@ -192,7 +192,7 @@ class Leases:
         try:
             await self._bus.update(self._bucket, key, value, lease.revision)
         except RevisionConflict:
-            log.debug("released a lease that was lost", extra={"key": key})
+            log.debug("released a lease that was lost", key=key)
 
     async def forget(self, key: str) -> None:
         """Removes the key of something that will never come back, if it is free."""
@@ -201,7 +201,7 @@ class Leases:
             try:
                 await self._bus.remove(self._bucket, key, known.revision)
             except RevisionConflict:
-                log.debug("somebody took the lease that was to be forgotten", extra={"key": key})
+                log.debug("somebody took the lease that was to be forgotten", key=key)
 
     async def keep(self, on_lost: Callable[[str], None]) -> None:
         """Renews all that is held every RENEW_S, for ever; run it as a task. Calls `on_lost(key)` once when a lease is
@@ -230,14 +230,14 @@ class Leases:
             if self._drop(lease):
                 self._report_lost(lease, str(error), on_lost)
         except BusError as error:
-            log.debug("cannot renew a lease: %s", error, extra={"key": lease.key})
+            log.debug("lease not renewed yet", error=str(error), key=lease.key)
 
     def _report_lost(self, lease: Lease, reason: str, on_lost: Callable[[str], None]) -> None:
-        log.warning("lost a lease: %s", reason, extra={"key": lease.key, "epoch": lease.epoch})
+        log.warning("lease lost", reason=reason, key=lease.key, epoch=lease.epoch)
         on_lost(lease.key)
 
     def _on_change(self, entry: Entry | None, key: str) -> None:
         try:
             self._table.observe(key, entry, self._clock())
         except ProtocolError as error:
-            log.warning("no lease: %s", error, extra={"key": key})
+            log.warning("undecodable lease", error=str(error), key=key)

@@ -8,15 +8,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth
+from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, WatchHandler
 from headrace_shared.bus_rules import HEADER_ROOM, check_size, check_subject
 from headrace_shared.errors import BusUnavailable, RevisionConflict
 from headrace_shared.memory_store import MemoryConsumer, MemoryStream, matches
-from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec
+from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec, bucket_key, bucket_stream, bucket_subject
 
 MAX_PAYLOAD = 1024 * 1024 - HEADER_ROOM
-
-WatchHandler = Callable[[Entry | None, str], None]
 
 
 class MemoryBroker:
@@ -231,8 +229,8 @@ class MemoryBus:
 
     async def ensure_bucket(self, spec: BucketSpec) -> None:
         stream = StreamSpec(
-            _stream_of(spec.name),
-            (f"$KV.{spec.name}.>",),
+            bucket_stream(spec.name),
+            (bucket_subject(spec.name, ">"),),
             in_memory=True,
             max_bytes=spec.max_bytes,
             max_age_s=spec.ttl_s,
@@ -241,7 +239,7 @@ class MemoryBus:
         await self.ensure_stream(stream)
 
     async def get(self, bucket: str, key: str) -> Entry | None:
-        message = await self.last(_stream_of(bucket), _subject_of(bucket, key))
+        message = await self.last(bucket_stream(bucket), bucket_subject(bucket, key))
         return None if message is None else _entry_of(bucket, message)
 
     async def create(self, bucket: str, key: str, value: bytes) -> int:
@@ -255,9 +253,9 @@ class MemoryBus:
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
         self._check(value)
-        message = Message(_subject_of(bucket, key), value)
+        message = Message(bucket_subject(bucket, key), value)
         check_subject(message.subject)
-        stream = self.broker.stream(_stream_of(bucket))
+        stream = self.broker.stream(bucket_stream(bucket))
         sequence = stream.store(message)
         self.broker.deliver(message._replace(stream_sequence=sequence))
         if stream.spec.max_age_s is not None:
@@ -274,11 +272,11 @@ class MemoryBus:
             return
         if revision is not None and current.revision != revision:
             raise RevisionConflict(f"{bucket}/{key}: the revision is not {revision}")
-        self.broker.stream(_stream_of(bucket)).remove(current.revision)
-        self.broker.deliver(Message(_subject_of(bucket, key), b"", {"KV-Operation": "DEL"}))
+        self.broker.stream(bucket_stream(bucket)).remove(current.revision)
+        self.broker.deliver(Message(bucket_subject(bucket, key), b"", {"KV-Operation": "DEL"}))
 
     async def entries(self, bucket: str) -> list[Entry]:
-        messages = await self.read(_stream_of(bucket), _subject_of(bucket, ">"), 1_000_000)
+        messages = await self.read(bucket_stream(bucket), bucket_subject(bucket, ">"), 1_000_000)
         return [_entry_of(bucket, message) for message in messages]
 
     async def watch(self, bucket: str, handler: WatchHandler) -> MemorySubscription:
@@ -287,7 +285,7 @@ class MemoryBus:
             handler(None if "KV-Operation" in message.headers else entry, entry.key)
 
         known = await self.entries(bucket)
-        subscription = await self.subscribe(_subject_of(bucket, ">"), on_message)
+        subscription = await self.subscribe(bucket_subject(bucket, ">"), on_message)
         for entry in known:
             handler(entry, entry.key)
         return subscription
@@ -301,13 +299,5 @@ class MemoryBus:
             self.broker.subscriptions = [s for s in self.broker.subscriptions if s.bus is not self]
 
 
-def _stream_of(bucket: str) -> str:
-    return f"KV_{bucket}"
-
-
-def _subject_of(bucket: str, key: str) -> str:
-    return f"$KV.{bucket}.{key}"
-
-
 def _entry_of(bucket: str, message: Message) -> Entry:
-    return Entry(message.subject[len(f"$KV.{bucket}.") :], message.data, message.stream_sequence)
+    return Entry(bucket_key(bucket, message.subject), message.data, message.stream_sequence)

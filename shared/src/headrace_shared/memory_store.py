@@ -8,9 +8,7 @@ from collections import OrderedDict
 
 from headrace_shared.bus import Delivery, Message, QueueDepth
 from headrace_shared.errors import QueueFull
-from headrace_shared.subjects import ConsumerSpec, StreamSpec
-
-DEDUPE_WINDOW_S = 120.0
+from headrace_shared.subjects import DEDUPE_WINDOW_S, ConsumerSpec, StreamSpec
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -5,10 +5,11 @@ once (grants, progress, tokens, telemetry), `store` the JetStream traffic (queue
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription
+import structlog
+
+from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription, WatchHandler
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.nats_connection import NatsConnection
 from headrace_shared.nats_jetstream import ApiOptions, JetStream
@@ -17,7 +18,7 @@ from headrace_shared.nats_link import LinkOptions
 from headrace_shared.nats_watch import Watch
 from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 DEFAULT_CONNECT_TIMEOUT_S = 30.0
 DEFAULT_REQUEST_TIMEOUT_S = 5.0
@@ -161,7 +162,7 @@ class NatsBus:
     async def entries(self, bucket: str) -> list[Entry]:
         return await self._buckets.entries(bucket)
 
-    async def watch(self, bucket: str, handler: Callable[[Entry | None, str], None]) -> Subscription:
+    async def watch(self, bucket: str, handler: WatchHandler) -> Subscription:
         watch = Watch(self._store, self._streams, bucket, handler, self._watches.discard)
         self._watches.add(watch)
         await watch.open()

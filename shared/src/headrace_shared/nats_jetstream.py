@@ -20,9 +20,8 @@ from headrace_shared.errors import (
 from headrace_shared.nats_connection import NatsConnection
 from headrace_shared.nats_link import Incoming
 from headrace_shared.nats_pull import PullSlot
-from headrace_shared.subjects import ConsumerSpec, StreamSpec
+from headrace_shared.subjects import DEDUPE_WINDOW_S, ConsumerSpec, StreamSpec
 
-DEDUPE_WINDOW_S = 120.0
 PULL_GRACE_S = 0.5
 """How long the broker's word that a pull has expired may be late."""
 ACK_TIMEOUT_S = 2.0

@@ -3,7 +3,7 @@
 from headrace_shared.bus import Entry, Message
 from headrace_shared.errors import RevisionConflict
 from headrace_shared.nats_jetstream import JetStream
-from headrace_shared.subjects import BucketSpec
+from headrace_shared.subjects import DEDUPE_WINDOW_S, BucketSpec, bucket_key, bucket_stream, bucket_subject
 
 REMOVED_KEPT_S = 3600
 """How long the marker of a removed key stays, for watchers that were away."""
@@ -16,15 +16,15 @@ class KeyValue:
 
     async def ensure_bucket(self, spec: BucketSpec) -> None:
         config = {
-            "name": stream_of(spec.name),
-            "subjects": [subject_of(spec.name, ">")],
+            "name": bucket_stream(spec.name),
+            "subjects": [bucket_subject(spec.name, ">")],
             "retention": "limits",
             "discard": "new",
             "storage": "memory" if spec.in_memory else "file",
             "max_bytes": spec.max_bytes,
             "max_msgs_per_subject": 1,
             "max_age": round((spec.ttl_s or 0.0) * 1e9),
-            "duplicate_window": round(min(120.0, spec.ttl_s or 120.0) * 1e9),
+            "duplicate_window": round(min(DEDUPE_WINDOW_S, spec.ttl_s or DEDUPE_WINDOW_S) * 1e9),
             "allow_rollup_hdrs": True,
             "deny_delete": True,
             "allow_msg_ttl": True,
@@ -34,7 +34,7 @@ class KeyValue:
         await self._streams.ensure_stream_config(config)
 
     async def get(self, bucket: str, key: str) -> Entry | None:
-        message = await self._streams.last(stream_of(bucket), subject_of(bucket, key))
+        message = await self._streams.last(bucket_stream(bucket), bucket_subject(bucket, key))
         return None if message is None or is_removal(message) else entry_of(bucket, message)
 
     async def create(self, bucket: str, key: str, value: bytes) -> int:
@@ -42,17 +42,17 @@ class KeyValue:
             return await self.update(bucket, key, value, 0)
         except RevisionConflict:
             # The last message may be the marker of a removed key.
-            message = await self._streams.last(stream_of(bucket), subject_of(bucket, key))
+            message = await self._streams.last(bucket_stream(bucket), bucket_subject(bucket, key))
             if message is None or not is_removal(message):
                 raise
             return await self.update(bucket, key, value, message.stream_sequence)
 
     async def update(self, bucket: str, key: str, value: bytes, revision: int) -> int:
         headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-        return await self._streams.publish(subject_of(bucket, key), value, headers)
+        return await self._streams.publish(bucket_subject(bucket, key), value, headers)
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
-        return await self._streams.publish(subject_of(bucket, key), value, {})
+        return await self._streams.publish(bucket_subject(bucket, key), value, {})
 
     async def remove(self, bucket: str, key: str, revision: int | None) -> None:
         if await self.get(bucket, key) is None:
@@ -60,21 +60,13 @@ class KeyValue:
         headers = {"KV-Operation": "DEL", "Nats-TTL": f"{REMOVED_KEPT_S}s"}
         if revision is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
-        await self._streams.publish(subject_of(bucket, key), b"", headers)
+        await self._streams.publish(bucket_subject(bucket, key), b"", headers)
 
     async def entries(self, bucket: str) -> list[Entry]:
-        messages = await self._streams.read(stream_of(bucket), subject_of(bucket, ">"), None)
+        messages = await self._streams.read(bucket_stream(bucket), bucket_subject(bucket, ">"), None)
         # A key that changed while we read is there twice.
         newest = {message.subject: message for message in messages}
         return [entry_of(bucket, message) for message in newest.values() if not is_removal(message)]
-
-
-def stream_of(bucket: str) -> str:
-    return f"KV_{bucket}"
-
-
-def subject_of(bucket: str, key: str) -> str:
-    return f"$KV.{bucket}.{key}"
 
 
 def is_removal(message: Message) -> bool:
@@ -82,4 +74,4 @@ def is_removal(message: Message) -> bool:
 
 
 def entry_of(bucket: str, message: Message) -> Entry:
-    return Entry(message.subject[len(f"$KV.{bucket}.") :], message.data, message.stream_sequence)
+    return Entry(bucket_key(bucket, message.subject), message.data, message.stream_sequence)

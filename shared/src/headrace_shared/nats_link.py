@@ -11,7 +11,6 @@ kills its read loop. Misses are counted in ticks and not in seconds, so that a b
 
 import asyncio
 import contextlib
-import logging
 import math
 import random
 import secrets
@@ -21,12 +20,13 @@ from typing import Any, NamedTuple, Protocol
 
 import nats.aio.client
 import nats.errors
+import structlog
 
 from headrace_shared.bus_rules import HEADER_ROOM
 from headrace_shared.errors import BusUnavailable, OutcomeUnknown, PayloadTooLarge
 from headrace_shared.tasks import end
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 ATTEMPT_TIMEOUT_S = 2
 MIN_RETRY_S = 0.05
@@ -156,7 +156,7 @@ class NatsLink:
                 handler(Incoming(message.subject, message.reply, message.data, message.headers or {}))
             except Exception:
                 # A handler's fault costs one message, never the subscription.
-                log.exception("a handler failed", extra={"subject": message.subject})
+                log.exception("a handler failed", subject=message.subject)
 
         return deliver
 
@@ -167,11 +167,11 @@ class NatsLink:
                 await self._watch_until_lost()
                 await self._drop_client()
                 await self._establish(math.inf)
-                log.info("connected to the broker again", extra={"connection": self._options.name})
+                log.info("connected to the broker again", connection=self._options.name)
                 self._user.link_restored()
         except Exception:
             # Whatever it is, nobody keeps the connection from here on: the process has to know.
-            log.exception("connection to the broker closed for good", extra={"connection": self._options.name})
+            log.exception("connection to the broker closed for good", connection=self._options.name)
             await self._drop_client()
             self._user.link_closed()
 
@@ -189,13 +189,13 @@ class NatsLink:
                 # Until now the broker could be heard, so this is when the outage began.
                 if self._is_up:
                     self._heard_at = time.monotonic()
-                log.warning("lost the broker", extra={"connection": self._options.name})
+                log.warning("lost the broker", connection=self._options.name)
                 return
             misses = misses + 1 if self._num_heard == num_heard else 0
             was_up, self._is_up = self._is_up, misses < SUSPECT_MISSES
             if self._is_up and not was_up:
                 self._user.link_restored()
-        log.warning("the broker does not answer", extra={"connection": self._options.name})
+        log.warning("the broker does not answer", connection=self._options.name)
 
     async def _establish(self, deadline: float) -> None:
         """A new client, trying until the deadline (monotonic). Raises BusUnavailable then, or at once if the broker
@@ -218,7 +218,7 @@ class NatsLink:
                 return
             if not isinstance(error, OSError | nats.errors.Error | BusUnavailable | OutcomeUnknown):
                 raise error
-            log.debug("cannot connect: %r", error, extra={"connection": self._options.name})
+            log.debug("cannot connect", error=repr(error), connection=self._options.name)
             if "authorization violation" in str(error).lower():
                 raise BusUnavailable(f"the broker at {', '.join(servers)} refuses our credentials") from error
             if time.monotonic() > deadline:
@@ -275,10 +275,10 @@ class NatsLink:
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
             # Messages were dropped: for their readers that is the same as an outage.
-            log.warning("a subscription is too slow", extra={"connection": self._options.name})
+            log.warning("a subscription is too slow", connection=self._options.name)
             self._user.link_restored()
         else:
-            log.debug("nats: %r", error, extra={"connection": self._options.name})
+            log.debug("nats", error=repr(error), connection=self._options.name)
 
 
 async def _close_client(client: Any) -> None:

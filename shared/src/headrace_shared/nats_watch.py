@@ -2,26 +2,26 @@
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from collections.abc import Callable
 
-from headrace_shared.bus import Entry, Message
+import structlog
+
+from headrace_shared.bus import Entry, Message, WatchHandler
 from headrace_shared.errors import BusError, BusUnavailable
 from headrace_shared.nats_connection import NatsConnection
 from headrace_shared.nats_jetstream import JetStream, parse_ack_subject
-from headrace_shared.nats_kv import entry_of, is_removal, stream_of, subject_of
+from headrace_shared.nats_kv import entry_of, is_removal
 from headrace_shared.nats_link import Incoming
+from headrace_shared.subjects import bucket_stream, bucket_subject
 from headrace_shared.tasks import end
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 RETRY_S = 0.5
 READY_TIMEOUT_S = 5.0
-
-WatchHandler = Callable[[Entry | None, str], None]
 
 
 class Watch:
@@ -73,7 +73,7 @@ class Watch:
             try:
                 await self._follow()
             except BusError as error:
-                log.debug("watching again: %s", error, extra={"bucket": self._bucket})
+                log.debug("watching again", error=str(error), bucket=self._bucket)
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
@@ -85,7 +85,7 @@ class Watch:
         subscription = await self._connection.listen(None, self._on_reply)
         self._inbox = subscription.subject
         on_loss = self._connection.expect(self._on_reply)
-        stream = stream_of(self._bucket)
+        stream = bucket_stream(self._bucket)
         try:
             answer = await self._streams.must(f"CONSUMER.CREATE.{stream}.{self._consumer}", self._create())
             # A message may be here before this answer: then it tells when the listing is complete.
@@ -113,13 +113,13 @@ class Watch:
             "ack_policy": "none",
             "max_deliver": 1,
             "replay_policy": "instant",
-            "filter_subject": subject_of(self._bucket, ">"),
+            "filter_subject": bucket_subject(self._bucket, ">"),
             "idle_heartbeat": round(HEARTBEAT_S * 1e9),
             "inactive_threshold": round(SILENCE_S * 1e9),
             "mem_storage": True,
             "num_replicas": 1,
         }
-        return {"stream_name": stream_of(self._bucket), "config": config, "action": "create"}
+        return {"stream_name": bucket_stream(self._bucket), "config": config, "action": "create"}
 
     def _on_reply(self, reply: Incoming | None) -> None:
         if self._broken:
@@ -166,4 +166,4 @@ class Watch:
             self._handler(entry, key)
         except Exception:
             # A handler's fault must not end the watch.
-            log.exception("a watch handler failed", extra={"bucket": self._bucket, "key": key})
+            log.exception("a watch handler failed", bucket=self._bucket, key=key)

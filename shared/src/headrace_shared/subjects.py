@@ -61,6 +61,8 @@ CANCELS = StreamSpec("CANCELS", ("cancel.*",), in_memory=True, max_bytes=16 * MI
 LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
 MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
 
+DEDUPE_WINDOW_S = 120.0
+"""A message id is stored once within this time."""
 ACK_WAIT_S = 15.0
 """Renewed by `in_progress` three times as often; a dead scheduler's requests are offered again after this."""
 MAX_ACK_PENDING = 100_000
@@ -122,6 +124,21 @@ def telemetry_subject(service: str, service_id: str) -> str:
 
 
 ALL_TELEMETRY = "telemetry.*.*"
+
+
+def bucket_stream(bucket: str) -> str:
+    """The stream that holds a key-value bucket."""
+    return f"KV_{bucket}"
+
+
+def bucket_subject(bucket: str, key: str) -> str:
+    """Of one key, or with `>` of all."""
+    return f"$KV.{bucket}.{key}"
+
+
+def bucket_key(bucket: str, subject: str) -> str:
+    """The inverse of `bucket_subject`."""
+    return subject[len(bucket_subject(bucket, "")) :]
 
 
 def worker_lease_key(worker: WorkerId) -> str:
