@@ -32,6 +32,20 @@ class Delta(NamedTuple):
     """The stop string, or the stop token that is no end-of-sequence token of the model."""
 
 
+class ChoiceDelta(NamedTuple):
+    choice: int
+    """prompt index x choices + choice"""
+    delta: Delta
+
+
+class Usage(NamedTuple):
+    """Of a whole call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
 class ChoiceText:
     def __init__(
         self,

@@ -14,7 +14,7 @@ import structlog
 
 from headrace_router.admission import retry_after
 from headrace_router.cancellation import Canceller, QueuedRequest
-from headrace_router.choices import Delta
+from headrace_router.choices import ChoiceDelta, Usage
 from headrace_router.inflight import InFlightTable, Mailbox
 from headrace_router.prompt import Prompt
 from headrace_router.submission import read_log, submit
@@ -52,18 +52,6 @@ class Limits(NamedTuple):
     stall_timeout_s: float
     publish_timeout_s: float
     buffer: int
-
-
-class ChoiceDelta(NamedTuple):
-    choice: int
-    """prompt index x choices + choice"""
-    delta: Delta
-
-
-class Usage(NamedTuple):
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
 
 
 class Generation:

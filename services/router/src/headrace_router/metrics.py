@@ -1,6 +1,6 @@
 """What the router counts. Label values come from known models and our own codes only."""
 
-from headrace_router.generation import Usage
+from headrace_router.choices import Usage
 from headrace_shared import telemetry
 from headrace_shared.telemetry import Metrics
 

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from headrace_router.choices import Delta, TokenText
+from headrace_router.choices import ChoiceDelta, Delta, TokenText, Usage
 from headrace_router.detokenization import Vocabulary
-from headrace_router.generation import ChoiceDelta, Usage
 from headrace_shared.messages import FinishReason
 
 _LOWEST_LOGPROB = -9999.0
