@@ -13,7 +13,6 @@ from headrace_cli import doctor_command
 from headrace_cli.doctor_command import examine
 from headrace_cli.errors import CommandError
 from headrace_cli.main import COMMANDS, run
-from headrace_cli.preflight import free_port
 from headrace_cli.settings import DoctorSettings
 from headrace_cli.state_file import (
     InstanceState,
@@ -23,6 +22,7 @@ from headrace_cli.state_file import (
     remove_state,
     write_state,
 )
+from tests.cli.instance import free_port
 
 
 @pytest.mark.parametrize("argument", ["--help", "-h", "help"])

@@ -5,14 +5,13 @@ import pytest
 
 from headrace_cli.errors import CommandError
 from headrace_cli.preflight import (
-    available_memory,
     check_data_dir,
     check_memory,
     check_ports,
-    free_port,
     needed_memory,
     show_bytes,
 )
+from tests.cli.instance import free_port
 
 
 def test_a_free_port_is_fine() -> None:
@@ -65,18 +64,6 @@ def test_memory_grows_with_the_workers() -> None:
         CommandError, match=r"of memory available, about .* are needed; use fewer --workers or a smaller"
     ):
         check_memory(two, one)
-
-
-def test_the_control_group_limits_memory(tmp_path: Path) -> None:
-    everything = available_memory(tmp_path)
-    assert everything > 0
-    (tmp_path / "memory.max").write_text("5000000\n")
-    (tmp_path / "memory.current").write_text("2000000\n")
-    assert available_memory(tmp_path) == 3_000_000
-    (tmp_path / "memory.current").write_text("6000000\n")
-    assert available_memory(tmp_path) == 0
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory(tmp_path) > 3_000_000
 
 
 def test_sizes_are_readable() -> None:

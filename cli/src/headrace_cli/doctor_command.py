@@ -11,22 +11,23 @@ from typing import NamedTuple
 
 from headrace_cli.errors import CommandError
 from headrace_cli.preflight import (
-    available_memory,
     check_data_dir,
     check_memory,
     check_ports,
     needed_memory,
-    num_cores,
     show_bytes,
 )
 from headrace_cli.settings import DoctorSettings, data_dir_of
 from headrace_shared.broker import find_nats_server
 from headrace_shared.errors import ConfigError
+from headrace_shared.machine import available_memory, num_cores
 from headrace_shared.settings import load_settings
 
 SERVICES = ("router", "scheduler", "worker", "autoscaler")
 KV_CACHE_BYTES = 1 << 30
 COMMAND_TIMEOUT_S = 10.0
+COMPILERS = ("g++", "clang++", "c++")
+"""As workers look for one."""
 
 
 class Finding(NamedTuple):
@@ -55,11 +56,15 @@ def examine(settings: DoctorSettings, environ: Mapping[str, str]) -> list[Findin
         _broker(),
         _check(f"port {settings.port}", "free", lambda: check_ports(settings.host, [settings.port])),
         _check("data", f"{data_dir} is writable", lambda: check_data_dir(data_dir)),
-        _check("memory", f"{show_bytes(available)} available", lambda: check_memory(memory, available)),
+        _check("memory", _shown(available), lambda: check_memory(memory, available)),
         _compiler(),
         _gpu(),
         _model(),
     ]
+
+
+def _shown(available: int | None) -> str:
+    return "how much is available is not known" if available is None else f"{show_bytes(available)} available"
 
 
 def _check(subject: str, fine: str, check: Callable[[], None]) -> Finding:
@@ -86,8 +91,8 @@ def _broker() -> Finding:
 
 
 def _compiler() -> Finding:
-    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-    return Finding("compiler", found or "none; needed on a GPU only, where Triton builds its launchers with it")
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    return Finding("compiler", found or "no C++ compiler; CPU workers do without their own kernels, which is slower")
 
 
 def _gpu() -> Finding:

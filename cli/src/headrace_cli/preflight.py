@@ -1,14 +1,11 @@
 """What can be known to fail before anything is started: port, disk, memory. Each problem is one CommandError."""
 
 import errno
-import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-
-import psutil
 
 from headrace_cli.errors import CommandError
 
@@ -44,14 +41,6 @@ def check_ports(host: str, ports: Iterable[int], option: str = "--port") -> None
                 raise CommandError(problem, f"choose another with --host or {option}") from error
 
 
-def free_port() -> int:
-    """A port that is free on the loopback interface at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def check_data_dir(data_dir: Path, min_bytes: int = MIN_DISK_BYTES) -> None:
     """Makes the folder, writes to it and looks how much room there is."""
     fix = "choose another place with --data-dir"
@@ -71,27 +60,12 @@ def needed_memory(num_workers: int, num_others: int, kv_cache_bytes: int) -> int
     return num_workers * (WORKER_BYTES + kv_cache_bytes) + num_others * SERVICE_BYTES
 
 
-def check_memory(needed: int, available: int) -> None:
-    if available < needed:
+def check_memory(needed: int, available: int | None) -> None:
+    """`available`: None if nobody knows."""
+    if available is not None and available < needed:
         problem = f"only {show_bytes(available)} of memory available, about {show_bytes(needed)} are needed"
         raise CommandError(problem, "use fewer --workers or a smaller --kv-cache-bytes")
 
 
-def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Of the machine or of our control group, whichever is less."""
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):
-        return available
-    return available if limit == "max" else max(0, min(available, int(limit) - used))
-
-
 def show_bytes(count: int) -> str:
     return f"{count / 1024 / MIB:.1f} GiB" if count >= 1024 * MIB else f"{count / MIB:.0f} MiB"
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -19,12 +19,10 @@ from headrace_cli.fleet_view import FleetView
 from headrace_cli.log_file import LogFile
 from headrace_cli.plan import Plan, make_plan
 from headrace_cli.preflight import (
-    available_memory,
     check_data_dir,
     check_memory,
     check_ports,
     needed_memory,
-    num_cores,
 )
 from headrace_cli.probe import base_url
 from headrace_cli.process import Process, Supervised
@@ -34,6 +32,7 @@ from headrace_cli.state_file import InstanceState, ProcessState, lock_data_dir, 
 from headrace_cli.supervisor import Supervisor
 from headrace_shared.broker import NatsServer
 from headrace_shared.errors import BusError, ConfigError
+from headrace_shared.machine import available_memory, num_cores
 from headrace_shared.model_cards import clear_cards
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.settings import PREFIX
@@ -77,7 +76,7 @@ class _Instance:
         self._data_dir = data_dir
         self._url = base_url(settings.host, settings.port)
         self._view = FleetView()
-        self._supervisor = Supervisor(lambda service_id: self._view.of(service_id).is_ready, display.say)
+        self._supervisor = Supervisor(self._view.is_ready, display.say)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._state = "starting"

@@ -1,10 +1,9 @@
 """Builds an engine from its configuration."""
 
-import os
-
 import torch
 
 from headrace_shared.errors import ConfigError
+from headrace_shared.machine import num_cores
 from headrace_worker.config import EngineConfig
 from headrace_worker.forward import load_forward
 from headrace_worker.iteration import Report
@@ -26,7 +25,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
     """Loads the model. Raises ConfigError, with one line for the user, if that cannot work."""
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
-    torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.num_threads or num_cores())
     report("finding the model", 0, 1)
     files = find_model(config.model)
     checkpoint = open_checkpoint(files.path)
