@@ -26,13 +26,26 @@ PARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
 @pytest.fixture
 def logs() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, raises = root.handlers[:], root.level, logging.raiseExceptions
     stream = io.StringIO()
     yield stream
+    logging.raiseExceptions = raises
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+
+
+def test_a_log_that_cannot_be_written_is_no_reason_for_tracebacks(
+    monkeypatch: pytest.MonkeyPatch, logs: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(_: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logs, "write", write)
+    configure_logging("router", "router-1", "info", "json", logs)
+    structlog.get_logger().info("served")
+    assert capsys.readouterr().err == ""
 
 
 def test_logs_are_json_with_the_process_and_what_is_bound(logs: io.StringIO) -> None:

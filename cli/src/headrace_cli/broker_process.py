@@ -1,12 +1,22 @@
 """The broker among the supervised processes."""
 
+import asyncio
 import secrets
+import shutil
 import time
 from pathlib import Path
+
+import structlog
 
 from headrace_cli.process import ProcessSpec
 from headrace_shared.broker import NatsServer
 from headrace_shared.errors import BusUnavailable
+
+CHECK_PERIOD_S = 5.0
+MIN_ROOM_BYTES = 64 * 1024 * 1024
+"""With less on the disk a restart would not help."""
+
+log = structlog.get_logger(__name__)
 
 
 class BrokerProcess:
@@ -47,7 +57,23 @@ class BrokerProcess:
         self.phase = "running"
 
     async def wait(self) -> int:
-        return await self._server.wait() or 0
+        """Also ends a server that cannot store any more, once a new one could."""
+        exited = asyncio.ensure_future(self._server.wait())
+        try:
+            while not exited.done():
+                await asyncio.wait((exited,), timeout=CHECK_PERIOD_S)
+                await self._check_storage()
+            return exited.result() or 0
+        finally:
+            exited.cancel()
+
+    async def _check_storage(self) -> None:
+        if not (problem := await self._server.storage_problem()):
+            return
+        room = shutil.disk_usage(self._server.data_dir).free
+        log.error("the broker stores nothing", problem=problem, free_bytes=room)
+        if room >= MIN_ROOM_BYTES:
+            await self._server.stop()
 
     def last_line(self) -> str:
         return f"see {self._server.log_path}"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import structlog
 
+from headrace_cli.process import Supervised
 from headrace_shared import telemetry
 from headrace_shared.bus import Bus, Message, Subscription
 from headrace_shared.codec import decode
@@ -56,6 +57,10 @@ class FleetView:
 
     def of(self, service_id: str) -> ServiceView:
         return self._views.get(service_id, ServiceView())
+
+    def is_ready(self, process: Supervised) -> bool:
+        """The broker says nothing here: it is ready once it runs."""
+        return process.phase == "running" if process.spec.service == "nats" else self.of(process.id).is_ready
 
     def _on_hello(self, message: Message) -> None:
         try:

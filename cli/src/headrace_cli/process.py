@@ -41,8 +41,6 @@ class Supervised(Protocol):
     """Monotonic."""
     phase: str
     """Of the process: starting, running, restarting, failed or stopped. What the service itself says is more exact."""
-    reports_state: bool
-    """Whether the service says for itself when it is ready; if not, it is once it runs."""
 
     @property
     def port(self) -> int: ...
@@ -72,8 +70,6 @@ class Supervised(Protocol):
 
 class Process:
     """A service and the process that currently embodies it."""
-
-    reports_state = True
 
     def __init__(self, spec: ProcessSpec, log_dir: Path) -> None:
         self.spec = spec

@@ -16,9 +16,9 @@ KILL_MARGIN_S = 7.0
 
 
 class Supervisor:
-    """`on_event` is told in one line what happened; `is_ready` whether the service with this id says it is ready."""
+    """`on_event` is told in one line what happened; `is_ready` whether a process that has just ended was ready."""
 
-    def __init__(self, is_ready: Callable[[str], bool], on_event: Callable[[str], None]) -> None:
+    def __init__(self, is_ready: Callable[[Supervised], bool], on_event: Callable[[str], None]) -> None:
         self.processes: list[Supervised] = []
         self.has_started = False
         """Set once the instance is complete: from then on, one of several equal processes may be given up."""
@@ -75,7 +75,7 @@ class Supervisor:
             code = await process.wait()
             lifetime_s = time.monotonic() - process.started_at
             reason = process.last_line()
-            num_short_lives = 0 if is_stable(lifetime_s, self._is_ready(process.id)) else num_short_lives + 1
+            num_short_lives = 0 if is_stable(lifetime_s, self._is_ready(process)) else num_short_lives + 1
             delay_s = None if code == EXIT_CONFIG else next_delay(num_short_lives)
             if delay_s is None:
                 self._give_up(process, code, reason)

@@ -164,6 +164,8 @@ def configure_logging(
         if as_json
         else [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     )
+    # A disk that is full ends no service and fills no terminal with a traceback for each line that cannot be written.
+    logging.raiseExceptions = False
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
