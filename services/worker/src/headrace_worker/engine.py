@@ -27,7 +27,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
     dtype = _dtype(config.dtype, device)
     torch.set_num_threads(config.num_threads or num_cores())
     report("finding the model", 0, 1)
-    files = find_model(config.model)
+    files = find_model(config.model, lambda done, total: report("downloading", done, total))
     checkpoint = open_checkpoint(files.path)
     report("finding the model", 1, 1)
     num_blocks = _planned_blocks(config, checkpoint.config, dtype, device)
