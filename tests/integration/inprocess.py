@@ -38,7 +38,7 @@ from headrace_shared.subjects import (
     request_subject,
     requests_stream,
 )
-from headrace_worker.engine_frames import Iteration, Reset, Row
+from headrace_worker.engine_frames import Iteration, Reset
 from headrace_worker.loop import IterationLoop
 from headrace_worker.mirror import Mirror
 from headrace_worker.session import Session
@@ -95,7 +95,7 @@ class InProcessWorker:
             self._take()
             step = self.loop.step()
             if step is not None:
-                rows = tuple(Row(*result) for result in step.sequences)
+                rows = tuple(step.sequences)
                 frame = Iteration(
                     generation=self._generation,
                     num_iterations=step.num_iterations,

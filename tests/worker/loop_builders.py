@@ -14,7 +14,8 @@ from headrace_shared.messages import (
     SequenceId,
     StopParams,
 )
-from headrace_worker.loop import IterationLoop, SequenceResult, StepResult
+from headrace_worker.iteration import SequenceResult
+from headrace_worker.loop import IterationLoop, StepResult
 
 
 def admission(

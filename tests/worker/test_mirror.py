@@ -14,7 +14,7 @@ from headrace_shared.messages import (
     TokenLogprobs,
     WorkerId,
 )
-from headrace_worker.engine_frames import Row
+from headrace_worker.iteration import SequenceResult
 from headrace_worker.mirror import Mirror
 from tests.worker.loop_builders import admission
 
@@ -38,8 +38,10 @@ def grant(
     )
 
 
-def row(sequence_id: int, num_computed: int, token: int | None = None, finish: FinishReason | None = None) -> Row:
-    return Row(SequenceId(sequence_id), num_computed, token, finish)
+def row(
+    sequence_id: int, num_computed: int, token: int | None = None, finish: FinishReason | None = None
+) -> SequenceResult:
+    return SequenceResult(SequenceId(sequence_id), num_computed, token, finish)
 
 
 def frames(mirror: Mirror) -> list[TokenFrame]:
@@ -99,7 +101,9 @@ def test_long_tails_are_published_in_several_frames_with_the_finish_on_the_last(
     mirror.apply_grant(grant(1, admission(1, PROMPT, [0], num_logprobs=0)))
     for number in range(1100):
         finish = FinishReason.LENGTH if number == 1099 else None
-        mirror.apply_rows([Row(SequenceId(1), 3 + number, 5, finish, None, TokenLogprobs(-float(number), ()))], [])
+        mirror.apply_rows(
+            [SequenceResult(SequenceId(1), 3 + number, 5, finish, None, TokenLogprobs(-float(number), ()))], []
+        )
     taken = frames(mirror)
     assert [frame.index for frame in taken] == [0, 512, 1024]
     assert [frame.finish for frame in taken] == [None, None, FinishReason.LENGTH]

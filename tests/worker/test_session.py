@@ -21,7 +21,8 @@ from headrace_shared.messages import (
     TokenFrame,
     WorkerId,
 )
-from headrace_worker.engine_frames import Iteration, Reset, Row
+from headrace_worker.engine_frames import Iteration, Reset
+from headrace_worker.iteration import SequenceResult
 from headrace_worker.mirror import Mirror
 from headrace_worker.session import HEARTBEAT_S, MAX_COALESCED, Session
 from tests.worker.loop_builders import admission
@@ -55,7 +56,7 @@ class Bench:
             Grant(worker=WORKER, epoch=epoch, number=number, progress_seen=progress_seen, admissions=admissions)
         )
 
-    def iterate(self, *rows: Row, released: tuple[int, ...] = (), generation: int = 0) -> None:
+    def iterate(self, *rows: SequenceResult, released: tuple[int, ...] = (), generation: int = 0) -> None:
         ids = tuple(SequenceId(key) for key in released)
         self.session.on_iteration(Iteration(generation=generation, num_iterations=1, rows=rows, released=ids), self.now)
 
@@ -87,8 +88,10 @@ async def bench() -> Bench:
     return bench
 
 
-def row(sequence_id: int, num_computed: int, token: int | None = None, finish: FinishReason | None = None) -> Row:
-    return Row(SequenceId(sequence_id), num_computed, token, finish)
+def row(
+    sequence_id: int, num_computed: int, token: int | None = None, finish: FinishReason | None = None
+) -> SequenceResult:
+    return SequenceResult(SequenceId(sequence_id), num_computed, token, finish)
 
 
 async def test_an_adoption_is_answered_by_a_snapshot(bench: Bench) -> None:

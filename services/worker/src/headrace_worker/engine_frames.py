@@ -9,8 +9,9 @@ import struct
 
 from msgspec import Struct
 
-from headrace_shared.messages import FinishReason, Grant, ModelCard, SequenceId, TokenLogprobs
+from headrace_shared.messages import Grant, ModelCard, SequenceId
 from headrace_worker.config import EngineConfig
+from headrace_worker.iteration import SequenceResult
 
 HEADER = struct.Struct("<I")
 MAX_FRAME_BYTES = 8 * 1024 * 1024
@@ -61,23 +62,12 @@ class Refused(Struct, frozen=True, tag=True, kw_only=True):
     problem: str
 
 
-class Row(Struct, frozen=True, array_like=True):
-    """What one iteration did to one sequence."""
-
-    sequence_id: SequenceId
-    num_computed: int
-    token: int | None = None
-    finish: FinishReason | None = None
-    error: str | None = None
-    logprobs: TokenLogprobs | None = None
-
-
 class Iteration(Struct, frozen=True, tag=True, kw_only=True):
     generation: int
     """Of the last reset; 0 without one."""
     num_iterations: int
     """Since the start."""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[SequenceResult, ...] = ()
     released: tuple[SequenceId, ...] = ()
     num_prefill_tokens: int = 0
     elapsed_s: float = 0.0

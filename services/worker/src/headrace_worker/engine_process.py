@@ -40,7 +40,6 @@ from headrace_worker.engine_frames import (
     Loading,
     Refused,
     Reset,
-    Row,
     ToEngine,
     TokenizerPart,
 )
@@ -141,7 +140,7 @@ def _iteration(result: StepResult, generation: int) -> Iteration:
     return Iteration(
         generation=generation,
         num_iterations=result.num_iterations,
-        rows=tuple([Row(*row) for row in result.sequences]),
+        rows=tuple(result.sequences),
         released=tuple(result.released),
         num_prefill_tokens=result.num_prefill_tokens,
         elapsed_s=result.elapsed_s,

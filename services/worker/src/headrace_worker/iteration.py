@@ -7,7 +7,9 @@ far as sampling needs them (parameters, token counts, noise) and blocks only as 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId, TokenLogprobs
+from msgspec import Struct
+
+from headrace_shared.messages import Admission, BlockId, FinishReason, ModelCard, SequenceId, TokenLogprobs
 
 Report = Callable[[str, int, int], None]
 """Progress of loading: (what is being done, steps done, steps in all)."""
@@ -33,6 +35,17 @@ class SampledToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
     error: str | None = None
     """This sequence alone failed (NaN logits, say); `token` means nothing then."""
+
+
+class SequenceResult(Struct, frozen=True, array_like=True):
+    """What one iteration did to one sequence."""
+
+    sequence_id: SequenceId
+    num_computed: int
+    token: int | None = None
+    finish: FinishReason | None = None
+    error: str | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class EngineFacts(NamedTuple):

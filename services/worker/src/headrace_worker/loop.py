@@ -14,20 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace_shared.messages import Admission, Extension, FinishReason, SequenceId, TokenLogprobs
-from headrace_worker.iteration import Engine, SampledToken, SequenceSlice
+from headrace_shared.messages import Admission, Extension, SequenceId
+from headrace_worker.iteration import Engine, SampledToken, SequenceResult, SequenceSlice
 from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
-
-
-class SequenceResult(NamedTuple):
-    """What one iteration did to one sequence."""
-
-    sequence_id: SequenceId
-    num_computed: int
-    token: int | None = None
-    finish: FinishReason | None = None
-    error: str | None = None
-    logprobs: TokenLogprobs | None = None
 
 
 class StepResult(NamedTuple):

@@ -23,7 +23,7 @@ from headrace_shared.messages import (
     TokenFrame,
     TokenLogprobs,
 )
-from headrace_worker.engine_frames import Row
+from headrace_worker.iteration import SequenceResult
 
 MAX_FRAME_TOKENS = 16_384
 MAX_FRAME_LOGPROBS = 512
@@ -140,7 +140,7 @@ class Mirror:
                 del self._told[sequence_id]
                 del self._sequences[sequence_id]
 
-    def apply_rows(self, rows: Iterable[Row], released: Iterable[SequenceId]) -> int:
+    def apply_rows(self, rows: Iterable[SequenceResult], released: Iterable[SequenceId]) -> int:
         """Takes in one iteration's results; returns the number of new tokens. Rows of sequences that were dropped
         meanwhile mean nothing."""
         num_tokens = 0

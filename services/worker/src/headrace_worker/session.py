@@ -63,7 +63,8 @@ class Session:
         self._progress_sent_at = now
         self._ticked_at = now
         self._generation = 0
-        self._num_iterations = 0
+        self.num_iterations = 0
+        """Of the engine since its start, as it last said."""
         self._num_coalesced = 0
         self._num_prefill_tokens = 0
         self._elapsed_s = 0.0
@@ -78,10 +79,6 @@ class Session:
     def epoch(self) -> int:
         """Of the lease it obeys; 0 if none."""
         return self._epoch if self._scheduler is not None else 0
-
-    @property
-    def num_iterations(self) -> int:
-        return self._num_iterations
 
     def on_control(self, message: Message, now: float) -> None:
         """A message on the worker's grants subject."""
@@ -99,7 +96,7 @@ class Session:
 
     def on_iteration(self, iteration: Iteration, now: float) -> None:
         self.iterated_at = now
-        self._num_iterations = iteration.num_iterations
+        self.num_iterations = iteration.num_iterations
         if iteration.generation != self._generation:
             return
         self._num_prefill_tokens += iteration.num_prefill_tokens
@@ -202,7 +199,7 @@ class Session:
                 resync=self._resync,
                 sequences=tuple(rows),
                 released=tuple(released),
-                num_iterations=self._num_iterations,
+                num_iterations=self.num_iterations,
                 num_prefill_tokens=self._num_prefill_tokens,
                 elapsed_s=self._elapsed_s,
             )
