@@ -1,6 +1,6 @@
 import pytest
 
-from headrace_scheduler.placement import Candidate, cost, place
+from headrace_scheduler.placement import Candidate, place
 from headrace_shared.messages import WorkerId
 
 
@@ -31,10 +31,3 @@ def test_the_least_work_before_the_first_token_wins(one: Candidate, two: Candida
     assert chosen is not None
     assert chosen.worker_id == winner
     assert place([two, one]) == chosen
-
-
-def test_the_explanation_tells_what_load_cost_in_cache() -> None:
-    near, far = candidate("near", cached=0), candidate("far", cached=90, uncached=10, backlog=1000)
-    chosen = place([near, far])
-    assert chosen is not None
-    assert (chosen.cost, chosen.num_cached, chosen.num_cached_best, chosen.num_candidates) == (cost(near), 0, 90, 2)

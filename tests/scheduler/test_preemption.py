@@ -149,10 +149,10 @@ def test_a_sequence_must_leave_more_room_each_time_it_was_preempted(num_preempti
     ledger = WorkerLedger(facts(num_blocks=10), horizon_blocks=2, caching=True, tables=())
     sequence = OwnedRequest(request(prompt=17, max_tokens=104), "ack", 1, 1, 0).sequences[0]
     sequence.num_preemptions = num_preemptions
-    assert ledger.reserve(sequence) == 0  # an empty worker
+    assert ledger.headroom(sequence) == 0  # an empty worker
     other = OwnedRequest(request("other", prompt=1), "ack", 2, 2, 0).sequences[0]
     ledger.start(SequenceId(1), other, ledger.match(other))
-    assert ledger.reserve(sequence) == reserve  # it holds 4 of the 8 blocks that it may come to need
+    assert ledger.headroom(sequence) == reserve  # it holds 4 of the 8 blocks that it may come to need
 
 
 @pytest.mark.parametrize("caching", [True, False])

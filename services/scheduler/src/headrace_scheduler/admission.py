@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from headrace_scheduler.ledger import PrefixMatch, WorkerLedger
-from headrace_scheduler.placement import Candidate, Placement, place
+from headrace_scheduler.placement import Candidate, place
 from headrace_scheduler.registry import Registry, is_prompt_computed
 from headrace_scheduler.sequence import Sequence, SequenceState
 from headrace_scheduler.waiting import LOOKAHEAD, MAX_BYPASSED
@@ -79,7 +79,7 @@ class Admitter:
                 return True
         return False
 
-    def _find_place(self, sequence: Sequence) -> tuple[Placement, PrefixMatch] | None:
+    def _find_place(self, sequence: Sequence) -> tuple[WorkerId, PrefixMatch] | None:
         reserved = self._registry.waiting.reserved
         matches: dict[WorkerId, PrefixMatch] = {}
         candidates: list[Candidate] = []
@@ -94,7 +94,7 @@ class Admitter:
             match = ledger.match(sequence)
             num_free = ledger.pool.num_free - ledger.pool.count_free(match.block_ids)
             num_free -= ledger.num_new_blocks(sequence, match)
-            if num_free < ledger.reserve(sequence):
+            if num_free < ledger.headroom(sequence):
                 continue
             matches[worker_id] = match
             candidates.append(
@@ -108,12 +108,12 @@ class Admitter:
                 )
             )
         with_place = [candidate for candidate in candidates if self._workers[candidate.worker_id].has_place]
-        placement = place(with_place or candidates)
-        return None if placement is None else (placement, matches[placement.worker_id])
+        best = place(with_place or candidates)
+        return None if best is None else (best.worker_id, matches[best.worker_id])
 
-    def _start(self, sequence: Sequence, placement: Placement, match: PrefixMatch) -> None:
+    def _start(self, sequence: Sequence, worker_id: WorkerId, match: PrefixMatch) -> None:
         request = sequence.request
-        ledger = self._workers[placement.worker_id]
+        ledger = self._workers[worker_id]
         sequence_id = SequenceId(self.next_sequence_id)
         self.next_sequence_id += 1
         attempt = sequence.next_attempt

@@ -142,7 +142,7 @@ class WorkerLedger:
         """To allocate at admission: all known tokens plus the horizon, but never more than the sequence can use."""
         return self._target(sequence) - len(match.block_ids)
 
-    def reserve(self, sequence: Sequence) -> int:
+    def headroom(self, sequence: Sequence) -> int:
         """Free blocks that its admission must leave, so that the running ones can grow before anybody is preempted.
 
         A sequence that was preempted must leave twice as many each time. Nothing is asked on an empty worker: what fits
