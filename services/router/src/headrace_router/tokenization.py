@@ -55,10 +55,6 @@ class TextEncoder:
         if card.chat_template is not None:
             self._add_template(card.chat_template, card)
 
-    @property
-    def has_template(self) -> bool:
-        return self._template is not None
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt; special tokens in it count."""
         ids: list[int] = self._plain.encode(text, add_special_tokens=add_special_tokens).ids

@@ -119,10 +119,9 @@ class Registry:
     def end_all(self, request: OwnedRequest, outcome: Outcome) -> None:
         """Ends all open choices, and with them the request."""
         # Parked ones first, so that none is woken by the end of its sibling only to end as well.
-        for state in (SequenceState.PARKED, *SequenceState):
+        for state in (SequenceState.PARKED, SequenceState.UNKNOWN, SequenceState.WAITING, SequenceState.RUNNING):
             for sequence in request.in_state(state):
-                if state is not SequenceState.ENDED:
-                    self.end(sequence, outcome)
+                self.end(sequence, outcome)
 
     def fail(self, request: OwnedRequest, code: str, message: str, detail: str = "") -> None:
         request.code, request.message, request.detail = code, message, detail

@@ -226,7 +226,7 @@ class SchedulerService:
         routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}
         self._placed.update(adoption.adopted)
         self._cancellations.look_up(adoption.adopted)
-        left = {request_id: routers[request_id] for request_id in (*adoption.adopted, *adoption.incomplete)}
+        left = {request_id: routers[request_id] for request_id in adoption.adopted}
         if left:
             self.service.spawn(self._look_back(self.core, left), "look-back")
 
