@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -93,10 +94,10 @@ def linears() -> Iterator[Line]:
 
         yield Line(
             f"linears of {LAYERS} layers, {rows} rows",
-            lambda run=run: run(lambda x, index: packed_linear(x, packed[index])),  # type: ignore[misc]  # bound now
+            partial(run, lambda x, index: packed_linear(x, packed[index])),
             {
-                "F.linear": lambda run=run: run(lambda x, index: F.linear(x, flat[index])),  # type: ignore[misc]
-                "oneDNN packed": lambda run=run: run(lambda x, index: reordered[index](x)),  # type: ignore[misc]
+                "F.linear": partial(run, lambda x, index: F.linear(x, flat[index])),
+                "oneDNN packed": partial(run, lambda x, index: reordered[index](x)),
             },
             size,
             size * rows,
@@ -144,8 +145,8 @@ def attention() -> Iterator[Line]:
         seen = num_queries * (context - num_queries) + num_queries * (num_queries + 1) / 2
         yield Line(
             f"attention, {num_sequences} x {num_queries} queries at {context}",
-            lambda queries=queries, cache=cache, batch=batch: paged_attention(queries, cache.pages[0], batch),  # type: ignore[misc]
-            {"gather + SDPA": lambda queries=queries, prepared=prepared: prepared(0, queries)},  # type: ignore[misc]
+            partial(paged_attention, queries, cache.pages[0], batch),
+            {"gather + SDPA": partial(prepared, 0, queries)},
             num_sequences * context * 2 * KV_HEADS * HEAD_DIM * 2,
             4.0 * num_sequences * HEADS * HEAD_DIM * seen,
         )
@@ -204,8 +205,8 @@ def iterations(threads: int) -> Iterator[Line]:
         cached = num_sequences * context * LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
         yield Line(
             f"whole iteration, {num_sequences} x {num_queries} tokens at {context}",
-            lambda slices=slices: engines["auto"].logits(slices),  # type: ignore[misc]
-            {"torch engine": lambda slices=slices: engines["off"].logits(slices)},  # type: ignore[misc]
+            partial(engines["auto"].logits, slices),
+            {"torch engine": partial(engines["off"].logits, slices)},
             weights + cached,
             2.0 * (tokens * num_parameters + num_sequences * VOCAB * HIDDEN),
         )

@@ -19,9 +19,10 @@ from statistics import median
 from tokenizers import Tokenizer
 
 from benchmarks.client import Summary, run
-from benchmarks.system import running_system, tokenizer_of
+from benchmarks.system import tokenizer_of
 from benchmarks.workload import jobs
 from headrace_worker.engine_link import BOUNDED_SPINNING
+from tests.e2e.launcher import launched
 
 
 def in_process(concurrency: int, num_jobs: int) -> Summary:
@@ -32,7 +33,7 @@ def in_process(concurrency: int, num_jobs: int) -> Summary:
 
 
 def full_path(concurrency: int, num_jobs: int) -> Summary:
-    with tempfile.TemporaryDirectory() as folder, running_system(Path(folder), "--no-autoscaler") as system:
+    with tempfile.TemporaryDirectory() as folder, launched(Path(folder), "--no-autoscaler") as system:
         tokenizer: Tokenizer = asyncio.run(tokenizer_of(system))
 
         def encode(text: str) -> list[int]:

@@ -1,14 +1,10 @@
-"""A running system for measurements, and what only the broker knows of it."""
+"""What only the broker knows of a running system."""
 
 from tokenizers import Tokenizer
 
 from headrace_shared.model_cards import load_card
 from headrace_shared.nats_bus import NatsBus
-from tests.e2e.launcher import Launched, launched
-
-__all__ = ["Launched", "running_system", "tokenizer_of"]
-
-running_system = launched
+from tests.e2e.launcher import Launched
 
 
 async def tokenizer_of(system: Launched, model: str = "smollm2-135m") -> Tokenizer:

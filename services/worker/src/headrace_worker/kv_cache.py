@@ -45,7 +45,7 @@ class KVCache:
         self._slots: list[Tensor] = list(self.pages.view(num_layers, -1, head_dim).unbind(0))
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """slots [tokens, 2 * num_kv_heads] (see `slot_offsets`), keys_values [tokens, 2 * num_kv_heads, head_dim]."""
+        """slots [tokens, 2 * num_kv_heads] (as in `Inputs`), keys_values [tokens, 2 * num_kv_heads, head_dim]."""
         self._slots[layer].index_put_((slots,), keys_values)
 
     def copy_blocks(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:

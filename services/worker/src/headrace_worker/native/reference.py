@@ -1,4 +1,5 @@
-"""The kernels' functions in plain torch: what they are compared with, and what runs where they cannot be compiled."""
+"""The kernels' functions in plain torch: what they are compared with in tests and benchmarks. A worker without
+kernels runs `models/llama.py` and `attention/cpu.py`."""
 
 import math
 
