@@ -57,6 +57,16 @@ async def test_live_cancellations_are_applied(bench: Bench) -> None:
     await until(lambda: [cancel.request_id for cancel in bench.applied] == [A])
 
 
+async def test_a_request_waits_once_to_be_looked_up(bench: Bench) -> None:
+    bench.cancellations.look_up([A, A])
+    bench.cancellations.on_reconnect([A, B])
+    await until(lambda: bench.bus.num_reads == 2)
+    await asyncio.sleep(0.05)
+    assert bench.bus.num_reads == 2
+    bench.cancellations.look_up([A])
+    await until(lambda: bench.bus.num_reads == 3)
+
+
 async def test_early_ones_are_kept_for_their_request(bench: Bench) -> None:
     await bench.cancellations.open()
     stops = [Cancel(request_id=A, choice=choice, reason=CancelReason.STOP) for choice in range(2)]

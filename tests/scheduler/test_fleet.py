@@ -197,6 +197,18 @@ async def test_a_loading_worker_is_left_alone(world: World) -> None:
     await until(lambda: site.known)
 
 
+async def test_more_workers_than_can_be_remembered_are_not_noticed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace_scheduler.fleet.MAX_WORKERS", 1)
+    site = await world.site()
+    worker = await world.worker()
+    await until(lambda: site.known == {worker.id})
+    other = await world.worker("worker-2")
+    await world.pass_time(COURTESY_S + 0.5, worker, other)
+    assert site.known == {worker.id} and other.num_adopted == 0
+
+
 async def test_a_silent_worker_is_lost_and_its_lease_given_up(world: World) -> None:
     site = await world.site()
     worker = await world.worker()

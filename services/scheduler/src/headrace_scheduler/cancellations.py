@@ -40,7 +40,9 @@ class Cancellations:
         self._listening_since = wall_clock()
         self._heard: OrderedDict[RequestId, list[Cancel]] = OrderedDict()
         self._wanted: asyncio.Queue[RequestId] = asyncio.Queue()
-        """Bounded by the requests that this process holds."""
+        """Each request is in it once, so that it is bounded by those that this process holds, however often the
+        connection comes back."""
+        self._queued: set[RequestId] = set()
 
     async def open(self) -> None:
         """Raises BusUnavailable."""
@@ -60,7 +62,9 @@ class Cancellations:
 
     def look_up(self, request_ids: Iterable[RequestId]) -> None:
         for request_id in request_ids:
-            self._wanted.put_nowait(request_id)
+            if request_id not in self._queued:
+                self._queued.add(request_id)
+                self._wanted.put_nowait(request_id)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -70,6 +74,7 @@ class Cancellations:
     async def _work(self) -> None:
         while True:
             request_id = await self._wanted.get()
+            self._queued.discard(request_id)
             for _ in range(MAX_ATTEMPTS):
                 try:
                     for message in await self._bus.read(CANCELS.name, cancel_subject(request_id), MAX_PER_REQUEST):

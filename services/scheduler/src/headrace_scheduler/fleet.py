@@ -42,6 +42,7 @@ COURTESY_S = 1.0
 """A free worker is left to peers with less than their share for so long."""
 FORGET_S = 60.0
 MAX_ADOPTION_DELAY_S = 5.0
+MAX_WORKERS = 10_000
 
 log = structlog.get_logger(__name__)
 
@@ -115,6 +116,9 @@ class Fleet:
         now = self._clock()
         worker = self._workers.get(hello.worker)
         if worker is None:
+            if len(self._workers) >= MAX_WORKERS:
+                log.warning("too many workers; one more is not noticed", worker=hello.worker)
+                return
             worker = self._workers[hello.worker] = _Worker(hello, now)
         worker.hello = hello
         worker.heard_at = now
