@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace_router.admission import QUEUE_DOUBT_S, QueueHealth
 from headrace_router.cancellation import Canceller
 from headrace_router.choices import ChoiceText
 from headrace_router.detokenization import build_vocabulary
@@ -197,6 +198,40 @@ async def test_while_the_broker_is_away_refusals_are_quick_and_health_says_so() 
         assert (await router.client.get("/live")).status_code == 200
         router.broker.start()
         assert (await router.client.post("/v1/completions", json=body)).status_code == 200
+
+
+async def test_a_broker_that_is_connected_and_stores_nothing_makes_the_router_unready() -> None:
+    """As with a full disk. Once a request has got through, or some time has passed, requests are wanted again."""
+    settings = RouterSettings(port=0, drain_delay_s=0.0, publish_timeout_s=0.1)
+    async with running_router(says("ok"), settings=settings) as router:
+        original = router.bus.enqueue
+        is_full = True
+
+        async def enqueue(subject: str, data: bytes, **rest: Any) -> int:
+            if is_full:
+                raise OutcomeUnknown("no answer")
+            return await original(subject, data, **rest)
+
+        router.bus.enqueue = enqueue  # type: ignore[method-assign]  # a broker whose disk is full
+        body = {"model": MODEL, "prompt": "a"}
+        assert (await router.client.get("/health")).status_code == 200
+        assert (await router.client.post("/v1/completions", json=body)).status_code == 503
+        health = await router.client.get("/health")
+        assert (health.status_code, health.json()["reason"]) == (503, "the queue does not answer")
+        is_full = False
+        assert (await router.client.post("/v1/completions", json=body)).status_code == 200
+        assert (await router.client.get("/health")).status_code == 200
+
+
+def test_a_queue_that_failed_is_in_doubt_for_a_while() -> None:
+    now = 100.0
+    health = QueueHealth(lambda: now)
+    assert not health.is_doubtful
+    health.failed()
+    now += QUEUE_DOUBT_S - 1
+    assert health.is_doubtful
+    now += 1
+    assert not health.is_doubtful
 
 
 async def test_a_stream_survives_an_outage_in_which_tokens_are_stored() -> None:

@@ -1,11 +1,35 @@
 """Who gets in, and when those who do not should come back. Pure, but for the jitter."""
 
 import random
+from collections.abc import Callable
 
 from headrace_shared.errors import BusError, BusUnavailable, Overloaded, QueueFull
 
 MAX_RETRY_AFTER_S = 120.0
 """Clients that are told more do not come back at all."""
+
+QUEUE_DOUBT_S = 15.0
+"""So long after a request could not be queued the router is not ready, unless another one could be. Then some may try.
+"""
+
+
+class QueueHealth:
+    """Whether the queue takes requests. A broker may be connected and yet store nothing."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now` is a monotonic clock, in seconds."""
+        self._now = now
+        self._failed_at = float("-inf")
+
+    def succeeded(self) -> None:
+        self._failed_at = float("-inf")
+
+    def failed(self) -> None:
+        self._failed_at = self._now()
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self._now() - self._failed_at < QUEUE_DOUBT_S
 
 
 def retry_after(seconds: float) -> float:

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
 from headrace_router import sse
-from headrace_router.admission import admit
+from headrace_router.admission import QueueHealth, admit
 from headrace_router.cancellation import Canceller
 from headrace_router.choices import Delta
 from headrace_router.generation import Generation, Limits
@@ -85,6 +85,7 @@ class Caller:
         self._metrics = metrics
         self._settings = settings
         self._unknown_fields: set[str] = set()
+        self.queue_health = QueueHealth(time.monotonic)
 
     async def chat(self, call: Call, data: bytes) -> None:
         self._admit()
@@ -140,6 +141,7 @@ class Caller:
         self._metrics.begun()
         try:
             async with generation:
+                self.queue_health.succeeded()
                 if params.stream:
                     await self._stream(call, model, params, generation, formatter, progress)
                 else:
@@ -147,6 +149,8 @@ class Caller:
                 progress.outcome = "finished"
         except (RequestError, BusError) as error:
             progress.outcome = to_request_error(error).code
+            if progress.outcome == "unavailable":
+                self.queue_health.failed()
             raise
         except _StreamFailed as failed:
             progress.outcome = failed.code

@@ -74,6 +74,8 @@ class RouterService:
         def not_ready() -> str | None:
             if not bus.is_connected:
                 return "the broker is not connected"
+            if caller.queue_health.is_doubtful:
+                return "the queue does not answer"
             if models.num_ready_workers() == 0:
                 return "no worker is ready"
             return None
