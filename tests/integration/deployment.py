@@ -205,7 +205,7 @@ class Deployment:
         self, name: str = "scheduler-1", *, launcher: Sequence[str] = (), **settings: object
     ) -> asyncio.subprocess.Process:
         """`launcher`: a module that runs modules, with its arguments, such as a profiler."""
-        return await self._start("headrace_scheduler", name, {"health_port": -1, **settings}, {}, launcher)
+        return await self._start("headrace_scheduler", name, settings, {}, launcher)
 
     async def worker(
         self,
@@ -223,7 +223,7 @@ class Deployment:
             "SCRIPTED_LOOKS_AHEAD": str(int(looks_ahead)),
             "SCRIPTED_CHECKS": str(int(checks)),
         }
-        settings = {"engine_module": engine, "health_port": -1, **settings}
+        settings = {"engine_module": engine, **settings}
         return await self._start("headrace_worker", name, settings, script)
 
     async def router(self, name: str = "router-1", **settings: object) -> str:

@@ -23,6 +23,7 @@ from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, OutcomeUnknown, ProtocolError, RevisionConflict
 from headrace_shared.messages import ModelCard
 from headrace_shared.subjects import MODELS, model_card_key
+from headrace_shared.tasks import end
 
 MAX_CARD_BYTES = 64 * 1024 * 1024
 """Uncompressed."""
@@ -124,8 +125,7 @@ class _Watcher:
         if self._subscription is not None:
             await self._subscription.close()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     def _on_change(self, entry: Entry | None, key: str) -> None:
         if key.endswith(".0") and entry is not None:

@@ -31,6 +31,7 @@ from headrace_shared.health import HealthServer
 from headrace_shared.messages import Telemetry
 from headrace_shared.settings import EXIT_CONFIG, CommonSettings
 from headrace_shared.subjects import telemetry_subject
+from headrace_shared.tasks import end
 from headrace_shared.telemetry import ASYNCIO_TASKS, HEALTH_PORT, Metrics, configure_logging
 
 STOP_TIMEOUT_S = 5.0
@@ -109,8 +110,7 @@ class Service:
             if self._failure is None:
                 raise
         finally:
-            limiter.cancel()
-            await asyncio.gather(limiter, return_exceptions=True)
+            await end(limiter)
         return 0 if self._failure is None else 1
 
     async def report(
@@ -191,7 +191,7 @@ async def _supervise(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     health = HealthServer(service.not_ready, service.metrics.render)
-    if serve_health and settings.health_port >= 0:
+    if serve_health:
         try:
             port = await health.start(settings.health_host, settings.health_port)
         except OSError as error:

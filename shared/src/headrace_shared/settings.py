@@ -60,8 +60,8 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     """auto: console on a terminal, else json."""
     health_host: str = "127.0.0.1"
     """Address of the health endpoint (/live, /health, /metrics)."""
-    health_port: Annotated[int, Meta(ge=-1, le=65535)] = 0
-    """Port of the health endpoint; 0: a free one, -1: none."""
+    health_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port of the health endpoint; 0: a free one."""
     drain_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 20.0
     """Longest time to finish what is running after SIGTERM."""
 

@@ -22,6 +22,7 @@ from headrace_shared.messages import Hello, ModelCard, WorkerId, WorkerState
 from headrace_shared.model_cards import served_name, store_card
 from headrace_shared.service import Service
 from headrace_shared.subjects import TOKENS, grants_subject, hello_subject
+from headrace_shared.tasks import end
 from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, TokenizerPart
 from headrace_worker.engine_link import EngineDied, EngineLink
 from headrace_worker.mirror import Mirror
@@ -92,9 +93,8 @@ class WorkerService:
                 task.result()
             return task.done()
         finally:
-            for each in (task, stop):
-                each.cancel()
-            await asyncio.gather(task, stop, return_exceptions=True)
+            await end(task)
+            await end(stop)
 
     async def _load(self, link: EngineLink) -> ModelCard:
         link.send(Load(config=self._settings.engine_config()))
@@ -131,7 +131,7 @@ class WorkerService:
                 await asyncio.sleep(_RETRY_S)
 
     async def _serve(self, link: EngineLink) -> None:
-        assert self._facts is not None
+        assert self._facts is not None, "served before it was loaded"
         session = Session(
             self._id, self._bus, Mirror(self._facts.block_size), link.send_bytes, self._hello, self._clock()
         )
