@@ -40,7 +40,7 @@ class Supervised(Protocol):
     started_at: float
     """Monotonic."""
     phase: str
-    """Of the process: starting, running, restarting, failed or stopped. What the service itself says is more exact."""
+    """starting, running, restarting, failed, stopping or stopped. What the service itself says is more exact."""
 
     @property
     def port(self) -> int: ...
