@@ -39,7 +39,9 @@ test: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.path
+	$(BIN)/python -m benchmarks.latency
 	$(BIN)/python -m benchmarks.scheduler_cpu
+	$(BIN)/python -m benchmarks.native
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

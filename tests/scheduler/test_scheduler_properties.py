@@ -15,7 +15,7 @@ from headrace_shared.messages import CancelReason, Outcome, Request
 from tests.scheduler.builders import request
 from tests.scheduler.model_fleet import Link, ModelFleet, QueuedMessage
 
-NUM_HISTORIES = int(os.environ.get("HEADRACE_HISTORIES", "1000"))
+NUM_HISTORIES = int(os.environ.get("HEADRACE_HISTORIES", "2500"))
 MAX_REQUESTS = 12
 
 
