@@ -56,6 +56,27 @@ async def test_a_second_scheduler_takes_over_a_killed_ones_workers(deployment: D
         assert heard.num_repeated == 0 and heard.attempts == {0: {0}}
 
 
+async def test_requests_of_a_scheduler_that_has_lost_its_only_worker_go_to_its_peer_s(
+    deployment: Deployment, client: Client
+) -> None:
+    """Each scheduler leases one worker, and one worker is gone for good."""
+    await deployment.scheduler("scheduler-1")
+    await deployment.worker("worker-1", step_s=0.03)
+    requests = [await client.submit(PROMPT, max_tokens=500, seed=seed, num_choices=1 + seed % 2) for seed in range(4)]
+    await until(lambda: all(len(heard.outputs.get(0, [])) > 10 for heard in requests), what="tokens")
+    await deployment.scheduler("scheduler-2")
+    await until(lambda: "scheduler-2" in client.telemetry, what="the second scheduler")
+    await deployment.worker("worker-2", step_s=0.002)
+    await until(lambda: client.gauge("scheduler-2", "num_workers") == 1.0, what="adoption by the second scheduler")
+    await deployment.kill("worker-1")
+    await ended(*requests)
+    await until_empty(client)
+    for heard in requests:
+        assert_complete(heard, 500)
+        assert heard.attempts[0] != {0}
+    await blocks_return(client, "worker-2")
+
+
 async def test_a_stopped_scheduler_hands_over_at_once(deployment: Deployment, client: Client) -> None:
     await deployment.scheduler("scheduler-1")
     await deployment.worker(step_s=0.02, max_sequences=4)

@@ -42,6 +42,8 @@ PASS_INTERVAL_S = 0.001
 SIGN_OF_LIFE_S = ACK_WAIT_S / 3
 OWNERSHIP_S = ACK_WAIT_S * 2 / 3
 """Cut off or frozen for longer, our messages may be offered to others before we can say that we live."""
+STRANDED_S = 2.0
+"""Without any worker for so long, what we hold is left to peers that may have some."""
 RETRY_S = 0.5
 SETTLE_S = 3.0
 
@@ -71,6 +73,7 @@ class SchedulerService:
         self._wake = asyncio.Event()
         self._reconnected = asyncio.Event()
         self._alive_at = clock()
+        self._had_worker_at = clock()
         scheduler_id = SchedulerId(service.id)
         self._leases = Leases(bus, LEASES.name, scheduler_id, clock)
         self._peers = Peers(scheduler_id, self._model, clock)
@@ -188,6 +191,10 @@ class SchedulerService:
             if away_s > OWNERSHIP_S and next(self.core.ack_subjects(), None) is not None:
                 self._start_anew(f"away for {away_s:.0f} s")
             gauges = self.core.gauges()
+            if gauges.workers:
+                self._had_worker_at = now
+            elif now - self._had_worker_at > STRANDED_S and self._peers.num_schedulers > 1:
+                self._leave_to_peers()
             self._reporting.update(gauges, self.core.oldest_wait_s(now))
             self.fleet.find_hangs({key: worker.num_runnable > 0 for key, worker in gauges.workers.items()})
             await asyncio.sleep(1.0)
@@ -199,6 +206,17 @@ class SchedulerService:
         self.core = Scheduler(self._config)
         self._placed.clear()
         self.fleet.drop_all()
+
+    def _leave_to_peers(self) -> None:
+        """All that we hold waits for a worker, and workers may have gone to peers for good. A peer that takes a request
+        from the queue continues it from the token log."""
+        left = list(self.core.ack_subjects())
+        if left:
+            log.warning("no worker: requests go back to the queue", num_requests=len(left))
+        for request_id, ack_subject in left:
+            self.core.forget(request_id)
+            self._placed.discard(request_id)
+            self._bus.give_back(ack_subject)
 
     def _give_back(self) -> None:
         """Requests that were never on a worker are of no use here any more, and nobody else knows them."""
