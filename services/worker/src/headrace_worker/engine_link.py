@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 
@@ -10,6 +11,7 @@ from msgspec import Struct
 
 from headrace_shared import codec
 from headrace_shared.errors import HeadraceError
+from headrace_shared.tether import tethered
 from headrace_worker.engine_frames import HEADER, MAX_FRAME_BYTES, FromEngine
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
@@ -42,14 +44,12 @@ class EngineLink:
 
     @classmethod
     async def start(cls, module: str) -> "EngineLink":
-        """Starts `python -m module FD`. Its stderr is ours."""
+        """Starts `python -m module FD`. Its stderr is ours. It dies with us, also while it still imports its libraries
+        or loads its model."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                module,
-                str(theirs.fileno()),
+                *tethered([sys.executable, "-m", module, str(theirs.fileno())], signal.SIGKILL),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

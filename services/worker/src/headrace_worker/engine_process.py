@@ -28,7 +28,6 @@ from headrace_shared.messages import (
     SequenceId,
     StopParams,
 )
-from headrace_shared.tether import end_with_parent
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import (
     HEADER,
@@ -55,7 +54,6 @@ EXIT_REFUSED = 2
 
 def run(load: Loader, argv: list[str]) -> int:
     """Serves one parent over the socket in `argv`. Returns the exit code; an exception of the engine passes through."""
-    end_with_parent(signal.SIGKILL)  # elsewhere than on Linux the closed socket ends it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=int(argv[0])) as connection:
