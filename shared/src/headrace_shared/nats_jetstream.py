@@ -235,7 +235,7 @@ class JetStream:
         """As in `Bus`. One request at a time: larger batches stall, and age in our buffers."""
         deadline = time.monotonic() + timeout_s
         while True:
-            remaining = max(0.0, min(deadline - time.monotonic(), MAX_PULL_S))
+            remaining = max(0.0, min(deadline - time.monotonic(), MAX_PULL_S, spec.ack_wait_s / 2))
             reply = await self._pull_once(spec, remaining)
             if reply is not None and reply.reply_to:
                 ack = parse_ack_subject(reply.reply_to)
@@ -257,14 +257,17 @@ class JetStream:
     async def _pull_once(self, spec: ConsumerSpec, expires_s: float) -> Incoming | None:
         """A message, or a status, or None. Raises BusUnavailable. What arrives is returned or given back."""
         idle = self._idle_slots.setdefault(spec, [])
-        slot = idle.pop() if idle else await PullSlot.open(self._connection, self.give_back)
+        slot = idle.pop() if idle else await PullSlot.open(self._connection, self.give_back, spec.ack_wait_s)
         ask: dict[str, Any] = {"batch": 1}
         ask |= {"expires": _ns(expires_s)} if expires_s > 0.001 else {"no_wait": True}
         call = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.name}"
         try:
             return await slot.pull(call, json.dumps(ask).encode(), expires_s + PULL_GRACE_S)
         finally:
-            idle.append(slot)
+            if slot.may_be_lost:
+                await slot.close()
+            else:
+                idle.append(slot)
 
     async def acknowledge(self, ack_subject: str) -> None:
         try:

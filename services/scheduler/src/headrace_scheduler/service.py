@@ -173,7 +173,8 @@ class SchedulerService:
     async def _show_life(self) -> None:
         """Keeps the queue from offering to others what we hold."""
         while True:
-            self._hold()
+            if self._is_surely_owner():
+                self._hold()
             await asyncio.sleep(SIGN_OF_LIFE_S)
 
     def _hold(self) -> None:
@@ -187,9 +188,9 @@ class SchedulerService:
         while True:
             now = self._clock()
             away_s = max(now - self._alive_at, self._bus.disconnected_for_s)
-            self._alive_at = now
             if away_s > OWNERSHIP_S and next(self.core.ack_subjects(), None) is not None:
                 self._start_anew(f"away for {away_s:.0f} s")
+            self._alive_at = now
             gauges = self.core.gauges()
             if gauges.workers:
                 self._had_worker_at = now
@@ -199,9 +200,14 @@ class SchedulerService:
             self.fleet.find_hangs({key: worker.num_runnable > 0 for key, worker in gauges.workers.items()})
             await asyncio.sleep(1.0)
 
+    def _is_surely_owner(self) -> bool:
+        """False after a freeze of ours, until `_watch` has drawn the consequences."""
+        return self._clock() - self._alive_at <= OWNERSHIP_S
+
     def _start_anew(self, reason: str) -> None:
         log.warning("ownership lost: starting anew", reason=reason)
-        if self._bus.is_connected:
+        # The broker would take it from a former owner too, and offer to a third what a second works on.
+        if self._bus.is_connected and self._is_surely_owner():
             self._give_back()
         self.core = Scheduler(self._config)
         self._placed.clear()
