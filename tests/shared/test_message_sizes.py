@@ -1,6 +1,6 @@
 """The bound really bounds every message that describes a request."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -56,11 +56,15 @@ def test_no_admission_or_snapshot_exceeds_the_bound() -> None:
         assert len(codec.encode(message)) <= largest_message(REQUEST) <= len(codec.encode(message)) + 8192
 
 
+@example(num_prompt=1, max_tokens=2, max_payload=10990)
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(10_000, 1 << 22))
 def test_the_most_tokens_fit_and_few_more_do_not(num_prompt: int, max_tokens: int, max_payload: int) -> None:
     request = replace(REQUEST, prompt=bytes(4 * num_prompt), stop=StopParams(max_tokens=max_tokens))
     most = most_tokens(request, max_payload)
     assert most <= max_tokens
+    if most < 1:
+        assert largest_message(replace(request, stop=StopParams(max_tokens=2))) > max_payload
+        return
     assert largest_message(replace(request, stop=StopParams(max_tokens=most))) <= max_payload
     if most < max_tokens:
         assert largest_message(replace(request, stop=StopParams(max_tokens=most + 2))) > max_payload
