@@ -42,8 +42,7 @@ async def test_a_scheduler_frozen_beyond_the_ack_wait_touches_nothing_that_its_s
     await until(lambda: client.gauge("scheduler-1", "num_requests") == 5.0, what="all are taken")
     await deployment.scheduler("scheduler-2")
     deployment.signal("scheduler-1", signal.SIGSTOP)
-    taken = lambda: client.gauge("scheduler-2", "num_requests") == 5.0  # noqa: E731
-    await until(taken, timeout_s=2 * ACK_WAIT_S, what="redelivery")
+    await until(lambda: client.gauge("scheduler-2", "num_requests") == 5.0, timeout_s=2 * ACK_WAIT_S, what="redelivery")
     before = await consumer_info(client)
     assert before["num_redelivered"] == 3
     deployment.signal("scheduler-1", signal.SIGCONT)

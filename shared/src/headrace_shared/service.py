@@ -107,6 +107,7 @@ class Service:
             if not self._is_stopping:
                 raise
         except Exception:
+            # A failure that was declared is logged already, and explains what breaks after it.
             if self._failure is None:
                 raise
         finally:
