@@ -200,7 +200,7 @@ async def test_the_outcome_of_every_enqueue_is_told_truly_over_many_crashes(
                 outcomes[message_id] = None
             except BusError as error:
                 outcomes[message_id] = type(error)
-                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # four producers at this pace do not fill the queue
 
     producers = [asyncio.create_task(produce(name)) for name in "abcd"]
     for _ in range(4):
