@@ -69,6 +69,7 @@ class ScriptedEngine:
         tokens_per_iteration: int = 256,
         model: str = "scripted",
         looks_ahead: bool = False,
+        num_stages: int = 1,
         checks: bool = True,
         step_s: float = 0.0,
         card: ModelCard = CARD,
@@ -76,7 +77,7 @@ class ScriptedEngine:
         context = min(context, num_blocks * block_size)
         card = replace(card, model=model, context=context)
         self._facts = EngineFacts(
-            card, num_blocks, block_size, context, max_sequences, tokens_per_iteration, "cpu", "float32"
+            card, num_blocks, block_size, context, max_sequences, tokens_per_iteration, "cpu", "float32", num_stages
         )
         self._looks_ahead = looks_ahead
         self._step_s = step_s
@@ -113,7 +114,8 @@ class ScriptedEngine:
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         assert slices and len(slices) <= self._facts.max_sequences, len(slices)
         assert sum(part.num_tokens for part in slices) <= self._facts.tokens_per_iteration
-        assert len(self._outstanding) < (2 if self._looks_ahead else 1)
+        num_stages = self._facts.num_stages
+        assert len(self._outstanding) < (num_stages if num_stages > 1 else 2 if self._looks_ahead else 1)
         assert len({part.sequence_id for part in slices}) == len(slices), "a sequence twice in one iteration"
         duration_s = self._step_s
         sampled = []
@@ -138,7 +140,7 @@ class ScriptedEngine:
         assert end <= len(sequence.tokens) and part.samples == (end == len(sequence.tokens)), part
         assert end <= len(part.block_ids) * self._facts.block_size, f"{part} has no block"
         if part.token_ids is None:
-            assert part.num_tokens == 1 and self._outstanding, part
+            assert part.num_tokens == 1 and self._outstanding and self._facts.num_stages == 1, part
         else:
             assert list(part.token_ids) == sequence.tokens[part.start : end], part
         sequence.num_computed = end

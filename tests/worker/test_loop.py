@@ -256,3 +256,46 @@ def test_a_wrong_number_of_results_is_fatal() -> None:
 
 def test_idle_loop_has_nothing_to_say() -> None:
     assert IterationLoop(ScriptedEngine()).step() is None
+
+
+class PipelineEngine(ScriptedEngine):
+    """Notes how many iterations are outstanding, and how many sequences each of them decodes."""
+
+    def __init__(self, num_stages: int, **sizes: int) -> None:
+        super().__init__(num_stages=num_stages, **sizes)
+        self.most_outstanding = 0
+        self.sizes: list[int] = []
+
+    def submit(self, slices: Sequence[SequenceSlice]) -> None:
+        super().submit(slices)
+        self.most_outstanding = max(self.most_outstanding, len(self._outstanding))
+        self.sizes.append(len(slices))
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_a_pipeline_is_kept_full_with_equal_shares_of_the_sequences(num_stages: int) -> None:
+    engine = PipelineEngine(num_stages)
+    loop = IterationLoop(engine)
+    for number in range(1, 13):
+        loop.admit(admission(number, PROMPT, [2 * number, 2 * number + 1], max_tokens=6, seed=number))
+    collected = run_until_idle(loop)
+    assert collected.tokens == {number: expected_output(PROMPT, number, 0, 6) for number in range(1, 13)}
+    assert engine.most_outstanding == num_stages
+    assert set(engine.sizes) == {12 // num_stages}
+    assert engine.num_sequences == 0
+
+
+def test_chunks_of_one_prompt_follow_each_other_through_a_pipeline() -> None:
+    engine = PipelineEngine(3, tokens_per_iteration=16)
+    loop = IterationLoop(engine)
+    prompt = [number % 1000 for number in range(100)]
+    loop.admit(admission(1, prompt, range(8), max_tokens=3))
+    assert loop.step() is not None
+    assert engine.most_outstanding == 3
+    assert run_until_idle(loop).tokens[1] == expected_output(prompt, 0, 0, 3)
+
+
+def test_one_sequence_alone_takes_every_place_that_a_pipeline_has() -> None:
+    loop = IterationLoop(PipelineEngine(4, max_sequences=1))
+    loop.admit(admission(1, PROMPT, [0, 1], max_tokens=5))
+    assert run_until_idle(loop).tokens[1] == expected_output(PROMPT, 0, 0, 5)

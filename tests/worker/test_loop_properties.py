@@ -14,8 +14,8 @@ CONTEXT = 40
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), looks_ahead=st.booleans())
-def test_random_histories(data: st.DataObject, looks_ahead: bool) -> None:
+@given(data=st.data(), looks_ahead=st.booleans(), num_stages=st.integers(1, 4))
+def test_random_histories(data: st.DataObject, looks_ahead: bool, num_stages: int) -> None:
     engine = ScriptedEngine(
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
@@ -23,6 +23,7 @@ def test_random_histories(data: st.DataObject, looks_ahead: bool) -> None:
         max_sequences=data.draw(st.integers(1, 5)),
         tokens_per_iteration=data.draw(st.integers(5, 24)),
         looks_ahead=looks_ahead,
+        num_stages=num_stages,
     )
     loop = IterationLoop(engine)
     world = _World(loop)

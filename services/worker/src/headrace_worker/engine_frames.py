@@ -52,6 +52,7 @@ class Loaded(Struct, frozen=True, tag=True, kw_only=True):
     tokens_per_iteration: int
     device: str
     dtype: str
+    num_stages: int
 
 
 class Refused(Struct, frozen=True, tag=True, kw_only=True):

@@ -60,6 +60,8 @@ class EngineFacts(NamedTuple):
     tokens_per_iteration: int
     device: str
     dtype: str
+    num_stages: int = 1
+    """Stages of a pipeline: so many iterations may be in flight, each of them decoding other sequences."""
 
 
 class Engine(Protocol):
@@ -70,7 +72,8 @@ class Engine(Protocol):
 
     @property
     def looks_ahead(self) -> bool:
-        """Iteration i + 1 may be submitted before iteration i is collected (the device works asynchronously)."""
+        """Iteration i + 1 may be submitted before iteration i is collected (the device works asynchronously), with slices
+        whose token iteration i is still sampling. The loop makes no use of it in a pipeline."""
         ...
 
     def add(self, admission: Admission) -> None:
@@ -83,7 +86,8 @@ class Engine(Protocol):
         ...
 
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
-        """Starts one iteration over at least one slice. At most two are outstanding, one if not `looks_ahead`."""
+        """Starts one iteration over at least one slice. As many may be outstanding as the facts' `num_stages`; without
+        stages two, or one if not `looks_ahead`."""
         ...
 
     def collect(self) -> list[SampledToken]:

@@ -7,6 +7,10 @@ decodes.
 With an engine that looks ahead, iteration i + 1 is submitted before iteration i is collected, so that the device never
 waits for Python. Then a sequence may turn out to be over while its next token is in flight: that token is discarded,
 and the sequence's blocks are confirmed free only when no iteration in flight contains it.
+
+With an engine that is a pipeline, as many iterations are in flight as it has stages. A sequence whose next token is being
+sampled waits for it, so the iterations in flight are decoding different sequences, about equally many each; the chunks of
+one prompt may follow each other.
 """
 
 import time
@@ -41,7 +45,8 @@ class IterationLoop:
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
         self._engine = engine
         self._facts = engine.facts
-        self._depth = 2 if engine.looks_ahead else 1
+        self._is_pipeline = self._facts.num_stages > 1
+        self._depth = self._facts.num_stages if self._is_pipeline else 2 if engine.looks_ahead else 1
         self._clock = clock
         self._sequences: dict[SequenceId, LoopSequence] = {}
         """In admission order."""
@@ -131,11 +136,11 @@ class IterationLoop:
     def _compose(self) -> list[tuple[LoopSequence, SequenceSlice]]:
         block_size = self._facts.block_size
         budget = self._facts.tokens_per_iteration
-        places = self._facts.max_sequences
+        places = self._places()
         parts: list[tuple[LoopSequence, SequenceSlice]] = []
         prompts: list[LoopSequence] = []
         for sequence in self._sequences.values():
-            if sequence.is_over:
+            if sequence.is_over or (self._is_pipeline and sequence.num_sampling):
                 continue
             if len(sequence.tokens) + sequence.num_sampling - sequence.num_submitted > 1:
                 prompts.append(sequence)
@@ -151,6 +156,17 @@ class IterationLoop:
                 budget -= part.num_tokens
                 places -= 1
         return parts
+
+    def _places(self) -> int:
+        """Most sequences in the next iteration. Were all in one, only one stage of a pipeline would work at a time."""
+        if not self._is_pipeline:
+            return self._facts.max_sequences
+        num_running = sum(
+            not sequence.is_over
+            and (sequence.num_in_flight > 0 or sequence.next_slice(self._facts.block_size, 1) is not None)
+            for sequence in self._sequences.values()
+        )
+        return min(self._facts.max_sequences, -(-num_running // self._facts.num_stages))
 
     def _collect(self) -> StepResult:
         sampled = self._engine.collect()
