@@ -261,8 +261,8 @@ def test_idle_loop_has_nothing_to_say() -> None:
 class PipelineEngine(ScriptedEngine):
     """Notes how many iterations are outstanding, and how many sequences each of them decodes."""
 
-    def __init__(self, num_stages: int, **sizes: int) -> None:
-        super().__init__(num_stages=num_stages, **sizes)
+    def __init__(self, num_stages: int, *, max_sequences: int = 64, tokens_per_iteration: int = 256) -> None:
+        super().__init__(num_stages=num_stages, max_sequences=max_sequences, tokens_per_iteration=tokens_per_iteration)
         self.most_outstanding = 0
         self.sizes: list[int] = []
 

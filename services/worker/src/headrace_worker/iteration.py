@@ -72,8 +72,8 @@ class Engine(Protocol):
 
     @property
     def looks_ahead(self) -> bool:
-        """Iteration i + 1 may be submitted before iteration i is collected (the device works asynchronously), with slices
-        whose token iteration i is still sampling. The loop makes no use of it in a pipeline."""
+        """Iteration i + 1 may be submitted before iteration i is collected (the device works asynchronously), with
+        slices whose token iteration i is still sampling. The loop makes no use of it in a pipeline."""
         ...
 
     def add(self, admission: Admission) -> None:

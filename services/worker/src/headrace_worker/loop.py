@@ -8,9 +8,9 @@ With an engine that looks ahead, iteration i + 1 is submitted before iteration i
 waits for Python. Then a sequence may turn out to be over while its next token is in flight: that token is discarded,
 and the sequence's blocks are confirmed free only when no iteration in flight contains it.
 
-With an engine that is a pipeline, as many iterations are in flight as it has stages. A sequence whose next token is being
-sampled waits for it, so the iterations in flight are decoding different sequences, about equally many each; the chunks of
-one prompt may follow each other.
+With an engine that is a pipeline, as many iterations are in flight as it has stages. A sequence whose next token is
+being sampled waits for it, so the iterations in flight decode different sequences, about equally many each; the chunks
+of one prompt may follow each other.
 """
 
 import time
