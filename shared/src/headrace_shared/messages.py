@@ -13,6 +13,8 @@ Who says what to whom (subjects in `subjects.py`):
     worker    -> everyone   Hello           what the worker is and in which state
     worker    -> router     TokenFrame      tokens of one choice, through the token log
     scheduler -> router     RequestEnded    the one terminal event, through the token log
+    scheduler -> operator   DeadRequest     what was given up because workers die of it, in a stream of its own
+    scheduler -> scheduler  LossRecord      how often a request has lost its worker, in a bucket
     anyone    -> everyone   Telemetry       figures, once a second
 
 Token ids travel packed, as unsigned 32-bit little-endian (`codec.pack_ids`).
@@ -158,6 +160,10 @@ class Admission(Struct, frozen=True, tag=True, kw_only=True):
     """Acknowledges the queue message; the owner of the request uses it after the terminal event."""
     stream_sequence: int = 0
     """Of the queue message."""
+    num_losses: int = 0
+    """Workers that the request has lost before this admission."""
+    suspicion: int = 0
+    """How much those losses speak against the request itself (`LossRecord`)."""
 
 
 class Extension(Struct, frozen=True, array_like=True):
@@ -300,6 +306,39 @@ class Hello(Struct, frozen=True, tag=True, kw_only=True):
     max_sequences: int
     """Most sequences that take part in one iteration."""
     tokens_per_iteration: int
+    failure: str = ""
+    """Why it leaves, if not because it was told to: its engine died or hangs, say."""
+
+
+class LossRecord(Struct, frozen=True, tag=True, kw_only=True):
+    """Written before the request touches another worker, so that no death of a scheduler makes a request look new."""
+
+    num_losses: int
+    suspicion: int
+    reasons: tuple[str, ...] = ()
+    """Of the latest losses, oldest first: which worker, and why it is gone."""
+
+
+class DeadRequest(Struct, frozen=True, tag=True, kw_only=True):
+    """A request that was given up. Holds nothing that its user wrote unless the scheduler is told to keep it."""
+
+    request_id: RequestId
+    router: RouterId
+    model: str
+    reason: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    """Over all choices."""
+    num_choices: int = 1
+    max_tokens: int = 0
+    lane: Lane = Lane.INTERACTIVE
+    tenant: str = ""
+    losses: tuple[str, ...] = ()
+    """As in `LossRecord.reasons`."""
+    died_at: float = 0.0
+    """Seconds since the epoch."""
+    request: Request | None = None
+    """Only where prompts are kept: what it takes to try again."""
 
 
 class ModelCard(Struct, frozen=True, tag=True, kw_only=True):

@@ -3,6 +3,7 @@
     requests.<model>.<lane>.<partition>   stream REQUESTS: the durable work queue
     tokens.<router>.<request>             stream TOKENS: the token log; a router holds one wildcard subscription
     cancel.<request>                      stream CANCELS: tombstones, heard live by every scheduler
+    dead.<model>.<request>                stream DEAD: requests that were given up, for an operator
     grants.<worker>                       Adopt, Grant
     progress.<scheduler>                  Progress, Snapshot
     workers.<model>.<worker>              Hello
@@ -58,7 +59,12 @@ class BucketSpec(NamedTuple):
 
 TOKENS = StreamSpec("TOKENS", ("tokens.*.*",), in_memory=True, max_bytes=256 * MIB, max_age_s=300.0)
 CANCELS = StreamSpec("CANCELS", ("cancel.*",), in_memory=True, max_bytes=16 * MIB, max_age_s=3600.0, max_per_subject=8)
+DEAD = StreamSpec(
+    "DEAD", ("dead.*.*",), max_messages=10_000, max_bytes=256 * MIB, max_age_s=30 * 86_400.0, max_per_subject=1
+)
 LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
+LOSSES = BucketSpec("LOSSES", max_bytes=16 * MIB, ttl_s=86_400.0)
+"""request -> LossRecord."""
 MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
 
 DEDUPE_WINDOW_S = 120.0
@@ -98,6 +104,18 @@ def cancel_subject(request: RequestId) -> str:
 
 
 ALL_CANCELS = "cancel.*"
+
+
+def dead_subject(model: str, request: RequestId) -> str:
+    return f"dead.{subject_token(model)}.{request}"
+
+
+def dead_subject_of(request: str) -> str:
+    """Of any model."""
+    return f"dead.*.{request}"
+
+
+ALL_DEAD = "dead.*.*"
 
 
 def grants_subject(worker: WorkerId) -> str:
