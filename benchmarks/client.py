@@ -39,6 +39,7 @@ async def run(host: str, port: int, model: str, jobs: Sequence[Job], concurrency
 
     async def one_client() -> None:
         for job in waiting:
+            await asyncio.sleep(job.pause_s)
             timings.append(await _request(host, port, model, job))
 
     started = time.perf_counter()

@@ -1,14 +1,16 @@
 """The engine alone: the worker's own iteration loop, driven in one process with no broker, router or client.
 
-    python -m benchmarks.inprocess CONCURRENCY NUM_JOBS
+    python -m benchmarks.inprocess CONCURRENCY NUM_JOBS PAUSE_S NUM_THREADS
 
-prints one JSON line: the fields of `client.Summary`. This is the limit that the full path is measured against.
+prints one JSON line: the fields of `client.Summary`. This is the limit that the full path is measured against. As
+there, requests arrive while an iteration runs and wait for its end: their pauses are those of `client.run`.
 """
 
+import heapq
+import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -52,12 +54,26 @@ class InProcess:
     def run(self, work: list[Job], concurrency: int) -> Summary:
         timings: list[Timing] = []
         running: dict[SequenceId, _Running] = {}
-        waiting = iter(work)
+        unsent = iter(work)
+        arriving: list[tuple[float, int, Job]] = []
+        """Requests that were drawn and are due at some time, the next one first."""
         started = time.perf_counter()
-        self._admit(waiting, running, concurrency)
-        while running:
+
+        def draw() -> None:
+            if (job := next(unsent, None)) is not None:
+                heapq.heappush(arriving, (time.perf_counter() + job.pause_s, next(numbers), job))
+
+        numbers = itertools.count()
+        for _ in range(concurrency):
+            draw()
+        while running or arriving:
+            while arriving and arriving[0][0] <= time.perf_counter():
+                due, _, job = heapq.heappop(arriving)
+                self._admit(job, due, running)
             result = self._loop.step()
-            assert result is not None, "every sequence holds all its blocks, so one can always run"
+            if result is None:
+                time.sleep(max(0.0, arriving[0][0] - time.perf_counter()))
+                continue
             now = time.perf_counter()
             for row in result.sequences:
                 sequence = running[row.sequence_id]
@@ -68,39 +84,36 @@ class InProcess:
                 sequence = running.pop(sequence_id)
                 timings.append(sequence.timing)
                 self._free.extend(sequence.block_ids)
-            self._admit(waiting, running, concurrency)
+                draw()
         return summarize(timings, sum(job.num_tokens for job in work), time.perf_counter() - started)
 
-    def _admit(self, waiting: Iterator[Job], running: dict[SequenceId, _Running], concurrency: int) -> None:
-        while len(running) < concurrency and (job := next(waiting, None)) is not None:
-            sequence_id = SequenceId(self._next_id)
-            self._next_id += 1
-            num_blocks = -(-(len(job.prompt_ids) + job.num_tokens) // self.facts.block_size)
-            block_ids = tuple(self._free.pop() for _ in range(num_blocks))
-            request = Request(
-                request_id=RequestId(f"{sequence_id:032x}"),
-                router=RouterId("none"),
-                model="",
-                prompt=pack_ids(job.prompt_ids),
-                sampling=SamplingParams(seed=0, temperature=0.0),
-                stop=StopParams(max_tokens=job.num_tokens),
-            )
-            self._loop.admit(
-                Admission(sequence_id=sequence_id, request=request, choice=0, attempt=0, block_ids=block_ids)
-            )
-            running[sequence_id] = _Running(Timing(), time.perf_counter(), block_ids, job.num_tokens)
+    def _admit(self, job: Job, begun: float, running: dict[SequenceId, _Running]) -> None:
+        sequence_id = SequenceId(self._next_id)
+        self._next_id += 1
+        num_blocks = -(-(len(job.prompt_ids) + job.num_tokens) // self.facts.block_size)
+        block_ids = tuple(self._free.pop() for _ in range(num_blocks))
+        request = Request(
+            request_id=RequestId(f"{sequence_id:032x}"),
+            router=RouterId("none"),
+            model="",
+            prompt=pack_ids(job.prompt_ids),
+            sampling=SamplingParams(seed=0, temperature=0.0),
+            stop=StopParams(max_tokens=job.num_tokens),
+        )
+        self._loop.admit(Admission(sequence_id=sequence_id, request=request, choice=0, attempt=0, block_ids=block_ids))
+        running[sequence_id] = _Running(Timing(), begun, block_ids, job.num_tokens)
 
 
-def main(concurrency: int, num_jobs: int) -> None:
-    bench = InProcess(EngineConfig())
+def main(concurrency: int, num_jobs: int, pause_s: float, num_threads: int) -> None:
+    bench = InProcess(EngineConfig(num_threads=num_threads))
     tokenizer = Tokenizer.from_buffer(bench.facts.card.tokenizer)
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     bench.run(jobs(encode, 4, 8, first=10_000), 4)
-    print(json.dumps(asdict(bench.run(jobs(encode, num_jobs, 64), concurrency))))
+    print(json.dumps(asdict(bench.run(jobs(encode, num_jobs, pause_s=pause_s), concurrency))))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -1,9 +1,15 @@
 """What the services cost: the full path against the same engine driven in process.
 
-    python -m benchmarks.path [--concurrency 16] [--jobs 48] [--repetitions 3]
+    python -m benchmarks.path [--concurrency 16] [--jobs 48] [--repetitions 3] [--layout apart|shared]
 
-Both sides run the same jobs on the same machine in turn. The client of the full path runs in this process and takes its
-share of the processor; the engine alone has no client.
+Both sides run the same jobs on the same machine in turn, each with its own threads of the engine:
+
+- apart: the engine has one core to itself, as it has an accelerator to itself in production. Services and client run on
+  the other cores.
+- shared: the engine has a thread on every core; services and client take their time from it.
+
+Clients pause for a random time before each request (the same on both sides), so that requests arrive while an iteration
+runs. A client without a pause would hand the engine alone its next request exactly when an iteration ends.
 """
 
 import argparse
@@ -16,31 +22,58 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+import psutil
 from tokenizers import Tokenizer
 
 from benchmarks.client import Summary, run
 from benchmarks.system import tokenizer_of
 from benchmarks.workload import jobs
+from headrace_shared.machine import num_cores
 from headrace_worker.engine_link import BOUNDED_SPINNING
-from tests.e2e.launcher import launched
+from tests.e2e.launcher import Launched, launched
+
+PAUSE_S = 0.1
 
 
-def in_process(concurrency: int, num_jobs: int) -> Summary:
-    command = [sys.executable, "-m", "benchmarks.inprocess", str(concurrency), str(num_jobs)]
-    environ = BOUNDED_SPINNING | os.environ  # as the worker's engine process has it
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=900, env=environ).stdout
-    return Summary(**json.loads(output))
+class Bench:
+    def __init__(self, layout: str, concurrency: int, num_jobs: int) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        self.engine_cores = cores[:1] if layout == "apart" else cores
+        self.other_cores = cores[1:] if layout == "apart" else cores
+        self.num_threads = 1 if layout == "apart" else num_cores()
+        self.concurrency = concurrency
+        self.num_jobs = num_jobs
 
+    def in_process(self) -> Summary:
+        os.sched_setaffinity(0, self.engine_cores)
+        arguments = [str(self.concurrency), str(self.num_jobs), str(PAUSE_S), str(self.num_threads)]
+        command = [sys.executable, "-m", "benchmarks.inprocess", *arguments]
+        environ = BOUNDED_SPINNING | os.environ  # as the worker's engine process has it
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=900, env=environ).stdout
+        return Summary(**json.loads(output))
 
-def full_path(concurrency: int, num_jobs: int) -> Summary:
-    with tempfile.TemporaryDirectory() as folder, launched(Path(folder), "--no-autoscaler") as system:
-        tokenizer: Tokenizer = asyncio.run(tokenizer_of(system))
+    def full_path(self) -> Summary:
+        os.sched_setaffinity(0, self.other_cores)  # inherited by all services
+        environment = {"HEADRACE_NUM_THREADS": str(self.num_threads)}
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            launched(Path(folder), "--no-autoscaler", environment=environment) as system,
+        ):
+            self._place_engine(system)
+            tokenizer: Tokenizer = asyncio.run(tokenizer_of(system))
 
-        def encode(text: str) -> list[int]:
-            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+            def encode(text: str) -> list[int]:
+                return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-        asyncio.run(run("127.0.0.1", system.port, "smollm2-135m", jobs(encode, 4, 8, first=10_000), 4))
-        return asyncio.run(run("127.0.0.1", system.port, "smollm2-135m", jobs(encode, num_jobs, 64), concurrency))
+            asyncio.run(run("127.0.0.1", system.port, "smollm2-135m", jobs(encode, 4, 8, first=10_000), 4))
+            work = jobs(encode, self.num_jobs, pause_s=PAUSE_S)
+            return asyncio.run(run("127.0.0.1", system.port, "smollm2-135m", work, self.concurrency))
+
+    def _place_engine(self, system: Launched) -> None:
+        engines = psutil.Process(system.pid("worker")).children(recursive=True)
+        assert engines, "the worker has no engine process"
+        for thread in (thread for engine in engines for thread in engine.threads()):
+            os.sched_setaffinity(thread.id, self.engine_cores)
 
 
 def main() -> None:
@@ -48,11 +81,13 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--jobs", type=int, default=48)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--layout", choices=["apart", "shared"], default="apart")
     arguments = parser.parse_args()
+    bench = Bench(arguments.layout, arguments.concurrency, arguments.jobs)
     pairs = []
     for repetition in range(arguments.repetitions):
-        alone = in_process(arguments.concurrency, arguments.jobs)
-        path = full_path(arguments.concurrency, arguments.jobs)
+        alone = bench.in_process()
+        path = bench.full_path()
         assert path.num_complete == path.num_requests == arguments.jobs, path
         pairs.append((path.tokens_per_s / alone.tokens_per_s, path.ttft_p50_ms - alone.ttft_p50_ms))
         print(f"repetition {repetition + 1}")

@@ -3,6 +3,7 @@
 Every prompt begins with a number of its own, so that no two share a cached prefix by accident.
 """
 
+import random
 from collections.abc import Callable
 from pydoc_data.topics import topics
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from typing import NamedTuple
 class Job(NamedTuple):
     prompt_ids: list[int]
     num_tokens: int
+    pause_s: float = 0.0
+    """A closed-loop client waits this long before it sends the request."""
 
 
 def english() -> str:
@@ -18,8 +21,11 @@ def english() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def jobs(encode: Callable[[str], list[int]], count: int, num_tokens: int = 64, first: int = 0) -> list[Job]:
-    """`encode` turns text into token ids; `first` numbers the nonces, so that two calls can be kept apart."""
+def jobs(
+    encode: Callable[[str], list[int]], count: int, num_tokens: int = 64, first: int = 0, pause_s: float = 0.0
+) -> list[Job]:
+    """`encode` turns text into token ids; `first` numbers the nonces, so that two calls can be kept apart. Pauses are
+    exponentially distributed with the mean `pause_s`, and the same for the same numbers."""
     text = english()
     made = []
     for number in range(first, first + count):
@@ -27,5 +33,6 @@ def jobs(encode: Callable[[str], list[int]], count: int, num_tokens: int = 64, f
         start = (number * 4001) % (len(text) - 6000)
         ids = encode(f"{number}: {text[start : start + 6000]}")
         assert len(ids) >= length, f"{len(ids)} tokens in an excerpt that should give {length}"
-        made.append(Job(ids[:length], num_tokens))
+        pause = random.Random(number).expovariate(1 / pause_s) if pause_s else 0.0
+        made.append(Job(ids[:length], num_tokens, pause))
     return made
