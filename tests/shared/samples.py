@@ -5,6 +5,8 @@ from msgspec import Struct
 from headrace_shared.messages import (
     Admission,
     Adopt,
+    Attached,
+    Audience,
     BlockId,
     Cancel,
     CancelReason,
@@ -60,6 +62,8 @@ REQUEST = Request(
     tenant="acme",
     cache_salt="pepper",
     trace={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+    audience=Audience.ATTACHED,
+    timeout_s=2.5,
 )
 ADMISSION = Admission(
     sequence_id=SequenceId(3),
@@ -78,6 +82,7 @@ ADMISSION = Admission(
 SAMPLES: dict[str, Struct] = {
     "Request": REQUEST,
     "Cancel": Cancel(request_id=REQUEST.request_id, choice=1, reason=CancelReason.STOP),
+    "Attached": Attached(request_ids=(REQUEST.request_id,)),
     "Admission": ADMISSION,
     "Adopt": Adopt(worker=WorkerId("worker-01234567"), scheduler=SchedulerId("scheduler-01234567"), epoch=7),
     "Grant": Grant(

@@ -46,12 +46,26 @@ async def test_a_log_drops_its_oldest_messages(pair: Pair) -> None:
     assert [m.data for m in await pair.a.read("LOG", "log.r.a", 10)] == [b"4"]
 
 
+async def test_a_stream_tells_what_it_holds_and_the_time(pair: Pair) -> None:
+    await pair.a.ensure_stream(LOG)
+    sequence = await pair.a.enqueue("log.r.a", b"x", message_id="1")
+    assert await pair.b.holds("LOG", sequence) and not await pair.b.holds("LOG", sequence + 1)
+    assert await pair.b.delete("LOG", sequence)
+    assert not await pair.b.holds("LOG", sequence)
+    first = await pair.b.clock("LOG")
+    await asyncio.sleep(0.05)
+    assert 0.05 <= await pair.b.clock("LOG") - first < 5.0
+    assert abs(first - time.time()) < 5.0
+
+
 async def test_what_names_no_stream_is_refused(pair: Pair) -> None:
     for operation in (
         pair.a.enqueue("nowhere.at.all", b"", message_id="1"),
         pair.a.pull(CONSUMER, 0.2),
         pair.a.read("NONE", "x", 1),
         pair.a.num_messages("NONE"),
+        pair.a.holds("NONE", 1),
+        pair.a.clock("NONE"),
         pair.a.get("NONE", "k"),
         pair.a.put("NONE", "k", b""),
     ):

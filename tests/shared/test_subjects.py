@@ -48,6 +48,7 @@ def test_streams_capture_what_is_published() -> None:
     assert not matches(subjects.all_tokens_of(RouterId("router-2")), subjects.tokens_subject(router, request))
     assert matches(subjects.CANCELS.subjects[0], subjects.cancel_subject(request))
     assert matches(subjects.ALL_CANCELS, subjects.cancel_subject(request))
+    assert matches(subjects.ALL_ATTACHED, subjects.attached_subject(router))
     assert matches(subjects.ALL_HELLOS, subjects.hello_subject("a/b", WorkerId("worker-1")))
     assert matches(subjects.all_hellos_of("a/b"), subjects.hello_subject("a/b", WorkerId("worker-1")))
     assert matches(subjects.ALL_TELEMETRY, subjects.telemetry_subject("worker", "worker-1"))
@@ -65,6 +66,8 @@ def test_every_stream_and_bucket_is_bounded() -> None:
     for stream in (subjects.TOKENS, subjects.CANCELS):
         assert stream.in_memory and stream.max_bytes and stream.max_age_s
     assert subjects.LEASES.max_bytes and subjects.MODELS.max_bytes
+    for bucket in (subjects.IDEMPOTENCY, subjects.CALLS):
+        assert bucket.max_bytes and bucket.ttl_s and not bucket.in_memory
 
 
 @pytest.mark.parametrize("partition", [-1, subjects.NUM_PARTITIONS])

@@ -126,6 +126,14 @@ class Bus(Protocol):
         """Deletes a message. False if it was gone."""
         ...
 
+    async def holds(self, stream: str, stream_sequence: int) -> bool:
+        """Whether the stream still has this message."""
+        ...
+
+    async def clock(self, stream: str) -> float:
+        """Seconds since the epoch by the clock that stamps the stream's messages, as in `Delivery.published_at`."""
+        ...
+
     async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
         """The messages of one subject that the stream still holds, oldest first, at most `limit`."""
         ...

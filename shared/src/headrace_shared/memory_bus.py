@@ -207,6 +207,15 @@ class MemoryBus:
         self._check()
         return self.broker.stream(stream).remove(stream_sequence)
 
+    async def holds(self, stream: str, stream_sequence: int) -> bool:
+        self._check()
+        return self.broker.stream(stream).has(stream_sequence)
+
+    async def clock(self, stream: str) -> float:
+        self._check()
+        self.broker.stream(stream)
+        return time.time()
+
     async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
         self._check()
         return self.broker.stream(stream).read(subject)[:limit]

@@ -89,6 +89,10 @@ class MemoryStream:
         self._expire()
         return [message for message, _ in self.stored.values() if matches(subject, message.subject)]
 
+    def has(self, sequence: int) -> bool:
+        self._expire()
+        return sequence in self.stored
+
     def num_messages(self) -> int:
         self._expire()
         return len(self.stored)

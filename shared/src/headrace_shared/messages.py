@@ -6,7 +6,7 @@ primitives, so that they mean the same in every process and version; a new field
 Who says what to whom (subjects in `subjects.py`):
 
     router    -> queue      Request         the durable work
-    router    -> scheduler  Cancel          (all schedulers hear it; a tombstone of it stays a while)
+    router    -> scheduler  Cancel          (all schedulers hear it; a tombstone of it stays a while), Attached
     scheduler -> worker     Adopt, Grant    credit: admit, extend, release; fenced by the lease epoch
     worker    -> scheduler  Snapshot        all that the worker holds, in answer to Adopt
     worker    -> scheduler  Progress        what was computed and which blocks came back
@@ -71,6 +71,14 @@ class CancelReason(StrEnum):
     """The request's time is up: the outcome is `expired`."""
 
 
+class Audience(StrEnum):
+    """Without whom schedulers cancel a request: nobody, the router that queued it, any router that has its client."""
+
+    NONE = "none"
+    ROUTER = "router"
+    ATTACHED = "attached"
+
+
 class WorkerState(StrEnum):
     LOADING = "loading"
     READY = "ready"
@@ -131,6 +139,9 @@ class Request(Struct, frozen=True, tag=True, kw_only=True):
     """Mixed into the root of the block hashes: only requests with the same salt share cached blocks."""
     trace: dict[str, str] = {}
     """W3C trace context. In the body, since some broker versions rename the header."""
+    audience: Audience = Audience.NONE
+    timeout_s: float = 0.0
+    """The request is of no use any more so long after it was stored in the queue; 0: no limit."""
 
 
 class Cancel(Struct, frozen=True, tag=True, kw_only=True):
@@ -138,6 +149,10 @@ class Cancel(Struct, frozen=True, tag=True, kw_only=True):
     choice: int | None = None
     """None: the whole request."""
     reason: CancelReason = CancelReason.CLIENT
+
+
+class Attached(Struct, frozen=True, tag=True, kw_only=True):
+    request_ids: tuple[RequestId, ...]
 
 
 class Admission(Struct, frozen=True, tag=True, kw_only=True):

@@ -129,6 +129,12 @@ class NatsBus:
     async def delete(self, stream: str, stream_sequence: int) -> bool:
         return await self._streams.delete(stream, stream_sequence)
 
+    async def holds(self, stream: str, stream_sequence: int) -> bool:
+        return await self._streams.holds(stream, stream_sequence)
+
+    async def clock(self, stream: str) -> float:
+        return await self._streams.clock(stream)
+
     async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
         return await self._streams.read(stream, subject, limit)
 

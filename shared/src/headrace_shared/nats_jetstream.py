@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from headrace_shared.bus import Delivery, Message, QueueDepth
@@ -143,12 +144,22 @@ class JetStream:
         answer = await self.api(f"STREAM.MSG.DELETE.{stream}", {"seq": stream_sequence, "no_erase": True})
         if "error" not in answer:
             return True
-        if answer["error"].get("err_code") in DELETE_FAILED:
-            # A message that is gone and a disk that is full look alike.
-            found = await self.api(f"STREAM.MSG.GET.{stream}", {"seq": stream_sequence})
-            if found.get("error", {}).get("err_code") == NO_MESSAGE:
-                return False
+        # A message that is gone and a disk that is full look alike.
+        if answer["error"].get("err_code") in DELETE_FAILED and not await self.holds(stream, stream_sequence):
+            return False
         raise _error_of(answer, stream)
+
+    async def holds(self, stream: str, stream_sequence: int) -> bool:
+        answer = await self.api(f"STREAM.MSG.GET.{stream}", {"seq": stream_sequence})
+        if answer.get("error", {}).get("err_code") == NO_MESSAGE:
+            return False
+        if "error" in answer:
+            raise _error_of(answer, stream)
+        return True
+
+    async def clock(self, stream: str) -> float:
+        answer = await self.must(f"STREAM.INFO.{stream}")
+        return datetime.fromisoformat(answer["ts"]).timestamp()
 
     async def num_messages(self, stream: str) -> int:
         state = (await self.must(f"STREAM.INFO.{stream}"))["state"]

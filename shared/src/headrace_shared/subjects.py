@@ -3,6 +3,7 @@
     requests.<model>.<lane>.<partition>   stream REQUESTS: the durable work queue
     tokens.<router>.<request>             stream TOKENS: the token log; a router holds one wildcard subscription
     cancel.<request>                      stream CANCELS: tombstones, heard live by every scheduler
+    attached.<router>                     Attached
     dead.<model>.<request>                stream DEAD: requests that were given up, for an operator
     grants.<worker>                       Adopt, Grant
     progress.<scheduler>                  Progress, Snapshot
@@ -57,7 +58,9 @@ class BucketSpec(NamedTuple):
     in_memory: bool = False
 
 
-TOKENS = StreamSpec("TOKENS", ("tokens.*.*",), in_memory=True, max_bytes=256 * MIB, max_age_s=300.0)
+TOKEN_LOG_S = 900.0
+"""How long tokens are kept, unless there are too many: longer than a request runs, so that its log is whole."""
+TOKENS = StreamSpec("TOKENS", ("tokens.*.*",), in_memory=True, max_bytes=256 * MIB, max_age_s=TOKEN_LOG_S)
 CANCELS = StreamSpec("CANCELS", ("cancel.*",), in_memory=True, max_bytes=16 * MIB, max_age_s=3600.0, max_per_subject=8)
 DEAD = StreamSpec(
     "DEAD", ("dead.*.*",), max_messages=10_000, max_bytes=256 * MIB, max_age_s=30 * 86_400.0, max_per_subject=1
@@ -66,6 +69,10 @@ LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
 LOSSES = BucketSpec("LOSSES", max_bytes=16 * MIB, ttl_s=86_400.0)
 """request -> LossRecord."""
 MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
+IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=256 * MIB, ttl_s=24 * 3600.0)
+"""Idempotency keys: caller and key -> which call they stand for."""
+CALLS = BucketSpec("CALLS", max_bytes=256 * MIB, ttl_s=24 * 3600.0)
+"""Calls that may be continued at another router: how their answer is written."""
 
 DEDUPE_WINDOW_S = 120.0
 """A message id is stored once within this time."""
@@ -116,6 +123,13 @@ def dead_subject_of(request: str) -> str:
 
 
 ALL_DEAD = "dead.*.*"
+
+
+def attached_subject(router: RouterId) -> str:
+    return f"attached.{router}"
+
+
+ALL_ATTACHED = "attached.*"
 
 
 def grants_subject(worker: WorkerId) -> str:
