@@ -1,0 +1,136 @@
+"""What the engine needs of an asynchronous device beside tensors: staging memory, marks in its queue, recorded work.
+
+Two implementations: CUDA, and the host itself, where everything has happened by the time a call returns. On the host
+the same engine runs in tests without a GPU, with its kernels interpreted.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Mark(Protocol):
+    """A place in the device's queue."""
+
+    def wait(self) -> None:
+        """Returns when the device has come by."""
+        ...
+
+
+class Device(Protocol):
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def staging(self, num_words: int) -> Tensor:
+        """Host memory, int32 [num_words], that copies to and from the device use without anybody waiting. It may be
+        dropped at once: it is used again only when those copies are done."""
+        ...
+
+    def mark(self) -> Mark: ...
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Does `work` twice or more, then returns what repeats it on the same memory at the cost of one launch. `work`
+        must be the same sequence of device operations each time, and wait for nothing. All records share one pool of
+        intermediate memory, so the largest should come first and results must be written to memory made before."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Memory that can still be allocated. None where the system does not tell."""
+        ...
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """Memory that `work` takes at most on top of what is allocated before it."""
+        ...
+
+
+class CudaDevice:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.set_device(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._device
+
+    def staging(self, num_words: int) -> Tensor:
+        # The allocator of pinned memory keeps a piece back until the copies that were queued on it are done.
+        return torch.empty(num_words, dtype=torch.int32, pin_memory=True)
+
+    def mark(self) -> Mark:
+        return _CudaMark()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        # Kernels are compiled and libraries initialized outside the capture, on a stream of their own as in it.
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            work()
+        replay: Callable[[], None] = graph.replay
+        replay()
+        return replay
+
+    def free_bytes(self) -> int | None:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free)
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        work()
+        torch.cuda.synchronize(self._device)
+        return int(torch.cuda.max_memory_allocated(self._device)) - before
+
+
+class _CudaMark:
+    def __init__(self) -> None:
+        # Sleeping instead of spinning: the next iteration is queued already, so a late wake-up costs the device
+        # nothing, and the thread that reads grants gets the core.
+        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._event.record()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class HostDevice:
+    """The CPU in the role of the device."""
+
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        """`memory_bytes`: what `free_bytes` is to say."""
+        self._memory_bytes = memory_bytes
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def staging(self, num_words: int) -> Tensor:
+        return torch.empty(num_words, dtype=torch.int32)
+
+    def mark(self) -> Mark:
+        return _Past()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return work
+
+    def free_bytes(self) -> int | None:
+        return self._memory_bytes
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        work()
+        return 0
+
+
+class _Past:
+    def wait(self) -> None:
+        return None

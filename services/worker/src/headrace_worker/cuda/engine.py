@@ -1,0 +1,196 @@
+"""The engine of an asynchronous device. See `iteration.Engine` for its contract.
+
+`submit` only queues work: one upload, the forward pass, sampling, one download. A token that the iteration before is
+still sampling is read on the device. `collect` waits for the download of the oldest iteration and for nothing else, so
+with one iteration in flight the device finds the next one in its queue when it has finished one.
+
+Iterations in which every sequence decodes one token are recorded once for each of a few batch sizes (CUDA graphs) and
+replayed with as many rows of nobody as are missing; those with prompt chunks are queued kernel by kernel.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId
+from headrace_worker.cuda.composing import Composed, compose, pad
+from headrace_worker.cuda.device import Device, Mark
+from headrace_worker.cuda.forward import DeviceBatch, DeviceForward
+from headrace_worker.cuda.frame import FrameLayout
+from headrace_worker.cuda.places import Places
+from headrace_worker.cuda.sampler import Sampled, Sampler, results
+from headrace_worker.cuda.sequence import DeviceSequence
+from headrace_worker.cuda.tail import Tail
+from headrace_worker.cuda.upload import Upload
+from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
+from headrace_worker.kv_cache import KVCache
+
+
+class CudaEngine:
+    def __init__(
+        self,
+        forward: DeviceForward,
+        cache: KVCache,
+        card: ModelCard,
+        *,
+        device: Device,
+        context: int,
+        max_sequences: int,
+        tokens_per_iteration: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.cache = cache
+        self._forward = forward
+        self._device = device
+        self._facts = EngineFacts(
+            card=card,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            context=context,
+            max_sequences=max_sequences,
+            tokens_per_iteration=tokens_per_iteration,
+            device=str(device.torch_device),
+            dtype=str(dtype).removeprefix("torch."),
+        )
+        self._sequences: dict[SequenceId, DeviceSequence] = {}
+        self._places = Places(
+            max_sequences, blocks_per_sequence=-(-context // cache.block_size), null_block=cache.null_block
+        )
+        self._copies: list[tuple[BlockId, BlockId]] = []
+        self._in_flight: deque[Sampled | Mark] = deque()
+        self._replays: dict[int, Callable[[], None]] = {}
+        self._batch_sizes: list[int] = []
+        with torch.inference_mode():
+            at = device.torch_device
+            self._sampler = Sampler(device, card.vocab_size)
+            self._tables = torch.from_numpy(self._places.tables).to(at, copy=True)
+            self._last_tokens = torch.zeros(self._places.num_places, dtype=torch.int64, device=at)
+            self._logits = torch.empty(0, device=at)
+            self._mixed = Upload(FrameLayout(max(tokens_per_iteration, max_sequences), max_sequences), device)
+            self._decode = Upload(FrameLayout(max_sequences, max_sequences), device)
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def looks_ahead(self) -> bool:
+        return True
+
+    def add(self, admission: Admission) -> None:
+        self._sequences[admission.sequence_id] = self._sampler.add(admission)
+        self._copies.extend(admission.copies)
+
+    def remove(self, sequence_id: SequenceId) -> None:
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is not None:
+            self._places.leave(sequence_id)
+            self._sampler.remove(sequence)
+
+    @torch.inference_mode()
+    def submit(self, slices: Sequence[SequenceSlice]) -> None:
+        sequences = [self._sequences[piece.sequence_id] for piece in slices]
+        taken = [
+            self._places.take(sequence, piece.block_ids) for sequence, piece in zip(sequences, slices, strict=True)
+        ]
+        is_decode = all(piece.num_tokens == 1 and piece.samples for piece in slices)
+        upload = self._decode if is_decode else self._mixed
+        composed = compose(upload.host, slices, taken, self._places, self.cache.block_size)
+        size = self._size(len(slices)) if is_decode else None
+        if size is not None:
+            pad(upload.host, len(slices), size, self._places, self.cache.block_size)
+        tail = Tail()
+        preparations = self._preparations(tail)
+        sampled = [sequence for sequence, piece in zip(sequences, slices, strict=True) if piece.samples]
+        plan = self._sampler.plan(sampled, composed.num_output, upload.host, tail) if sampled else None
+        extras = upload.send(tail)
+        for prepare, numbers in preparations:
+            prepare(*(extras[number] for number in numbers))
+        if size is not None:
+            self._replays[size]()
+            logits = self._logits[: len(slices)]
+        else:
+            logits = self._forward(self._batch(upload, composed))
+        if plan is None:
+            self._in_flight.append(self._device.mark())
+        else:
+            self._in_flight.append(self._sampler.sample(logits, plan, upload.frame, extras, self._last_tokens))
+
+    def collect(self) -> list[SampledToken]:
+        oldest = self._in_flight.popleft()
+        if isinstance(oldest, Sampled):
+            return results(oldest)
+        oldest.wait()
+        return []
+
+    @torch.inference_mode()
+    def record(self, batch_sizes: Sequence[int], report: Callable[[int, int], None]) -> None:
+        """Records decoding for these batch sizes (ascending); larger batches are queued kernel by kernel. `report` is
+        told how many are done."""
+        pad(self._decode.host, 0, self._facts.max_sequences, self._places, self.cache.block_size)
+        self._decode.send(Tail())
+        sizes = [size for size in batch_sizes if size <= self._facts.max_sequences]
+        if sizes:
+            sample = self._forward(self._batch(self._decode, _decoding(sizes[-1])))
+            self._logits = torch.empty_like(sample)
+            del sample
+        for done, size in enumerate(reversed(sizes)):
+            report(done, len(sizes))
+            self._replays[size] = self._device.record(partial(self._decode_into_logits, size))
+        self._batch_sizes = sizes
+        report(len(sizes), len(sizes))
+
+    def _preparations(self, tail: Tail) -> list[tuple[Callable[..., None], tuple[int, ...]]]:
+        """What has to be done before the forward pass, with the numbers of its arguments in the tail."""
+        found: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+        if (entries := self._places.take_entries()) is not None:
+            found.append((self._set_entries, (tail.put(entries.indices), tail.put(entries.block_ids))))
+        if self._copies:
+            sources, destinations = np.array(self._copies, dtype=np.int64).T.copy()
+            found.append((self._copy_blocks, (tail.put(sources), tail.put(destinations))))
+            self._copies.clear()
+        if (fresh := self._sampler.put_fresh(tail)) is not None:
+            found.append((self._sampler.set_fresh, fresh))
+        return found
+
+    def _set_entries(self, indices: Tensor, block_ids: Tensor) -> None:
+        self._tables.view(-1).index_copy_(0, indices, block_ids)
+
+    def _copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
+        self.cache.pages.index_copy_(1, destinations, self.cache.pages.index_select(1, sources))
+
+    def _size(self, count: int) -> int | None:
+        """The batch size recorded for `count` sequences, if there is one."""
+        index = bisect_left(self._batch_sizes, count)
+        return self._batch_sizes[index] if index < len(self._batch_sizes) else None
+
+    def _decode_into_logits(self, size: int) -> None:
+        self._logits[:size].copy_(self._forward(self._batch(self._decode, _decoding(size))))
+
+    def _batch(self, upload: Upload, composed: Composed) -> DeviceBatch:
+        frame, num_sequences = upload.frame, composed.num_sequences
+        token_ids = frame.token_ids[: composed.num_tokens]
+        if composed.num_decodes:
+            sources = frame.sources[: composed.num_decodes]
+            singles = token_ids[: composed.num_decodes]
+            singles.copy_(torch.where(sources == self._places.null_place, singles, self._last_tokens[sources]))
+        return DeviceBatch(
+            token_ids=token_ids,
+            positions=frame.positions[: composed.num_tokens],
+            kv_slots=frame.kv_slots[: composed.num_tokens],
+            sampled_rows=None if composed.is_decode else frame.sampled_rows[: composed.num_sampled],
+            query_starts=frame.query_starts[: num_sequences + 1],
+            context_lengths=frame.context_lengths[:num_sequences],
+            block_tables=self._tables.index_select(0, frame.places[:num_sequences]),
+            num_decodes=composed.num_decodes,
+            longest_chunk=composed.longest_chunk,
+        )
+
+
+def _decoding(size: int) -> Composed:
+    return Composed(size, size, size, 0, size, np.zeros(size, dtype=np.int64))

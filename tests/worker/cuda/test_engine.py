@@ -1,0 +1,270 @@
+"""The asynchronous engine on the host, under the real iteration loop with one iteration in flight."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from headrace_shared.messages import Admission, BlockId, Extension, SamplingParams, SequenceId, StopParams
+from headrace_worker.cuda.engine import CudaEngine
+from headrace_worker.cuda.rehearsal import rehearse
+from headrace_worker.iteration import SequenceResult, SequenceSlice
+from headrace_worker.loop import IterationLoop
+from headrace_worker.sampling import NOT_FINITE
+from tests.worker.cuda import toy
+from tests.worker.cuda.toy import BLOCK_SIZE, VOCAB_SIZE, expected, toy_engine
+from tests.worker.engine_driver import make_admission
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+KINDS: list[dict[str, Any]] = [
+    GREEDY,
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 9},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
+    {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 0.0, "repetition_penalty": 1.4},
+    {"temperature": 1.0, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 0.9},
+    {"temperature": 0.9, "logit_bias": {3: 4.0, 60: -100.0, 1000: 1.0}},
+    {"temperature": 0.0, "num_logprobs": 0},
+    {"temperature": 1.0, "num_logprobs": 5, "presence_penalty": 0.5},
+]
+
+
+class World:
+    """Hands out blocks, some of them late, so that sequences stall and go on; what was given back is poisoned."""
+
+    def __init__(self, engine: CudaEngine, seed: int) -> None:
+        self.engine = engine
+        self.loop = IterationLoop(engine)
+        self.rng = random.Random(seed)
+        self.free = list(range(engine.facts.num_blocks))
+        self.rng.shuffle(self.free)
+        self.poison()
+        self.blocks: dict[SequenceId, list[int]] = {}
+        self.admissions: dict[SequenceId, Admission] = {}
+        self.rows: dict[SequenceId, list[SequenceResult]] = {}
+        self.stopped: set[SequenceId] = set()
+
+    def poison(self) -> None:
+        self.engine.cache.pages[:, torch.tensor(self.free, dtype=torch.int64)] = torch.nan
+
+    def take(self, count: int) -> list[int]:
+        return [self.free.pop() for _ in range(count)]
+
+    def admit(
+        self,
+        prompt: Sequence[int],
+        sampling: dict[str, Any],
+        *,
+        max_tokens: int = 12,
+        output: Sequence[int] = (),
+        stop: Sequence[int] = (),
+        min_tokens: int = 0,
+        shares: SequenceId | None = None,
+        num_cached: int = 0,
+    ) -> SequenceId:
+        number = SequenceId(len(self.admissions) + 1)
+        needed = -(-(len(prompt) + len(output)) // BLOCK_SIZE)
+        blocks: list[int] = []
+        copies: list[tuple[int, int]] = []
+        if shares is not None:
+            blocks = self.blocks[shares][: num_cached // BLOCK_SIZE]
+            if num_cached % BLOCK_SIZE:
+                copies = [(self.blocks[shares][num_cached // BLOCK_SIZE], self.free[-1])]
+        own = self.take(needed - len(blocks))
+        admission = make_admission(
+            prompt,
+            SamplingParams(**{"seed": int(number), **sampling}),
+            sequence_id=number,
+            choice=number % 3,
+            output=output,
+            block_ids=blocks + own,
+            num_cached=num_cached,
+            copies=copies,
+            stop=StopParams(max_tokens=max_tokens, stop_token_ids=tuple(stop), min_tokens=min_tokens),
+        )
+        self.admissions[number], self.blocks[number], self.rows[number] = admission, blocks + own, []
+        self.loop.admit(admission)
+        return number
+
+    def extend(self) -> None:
+        for number, blocks in self.blocks.items():
+            if self.rng.random() < 0.3 and self.free and len(blocks) * BLOCK_SIZE < self.engine.facts.context:
+                more = self.take(1)
+                blocks += more
+                self.loop.extend(Extension(number, tuple(BlockId(block) for block in more)))
+
+    def step(self) -> bool:
+        result = self.loop.step()
+        if result is None:
+            return False
+        for row in result.sequences:
+            self.rows[row.sequence_id].append(row)
+        for number in result.released:
+            self.free += self.blocks.pop(number)
+            self.poison()
+        return True
+
+    def run(self) -> None:
+        while self.blocks:
+            self.extend()
+            self.step()
+
+    def output(self, number: SequenceId) -> list[int]:
+        return [row.token for row in self.rows[number] if row.token is not None]
+
+    def check(self, number: SequenceId) -> None:
+        rows = [row for row in self.rows[number] if row.token is not None]
+        tokens, logprobs = expected(self.admissions[number], len(rows))
+        assert [row.token for row in rows] == tokens, self.admissions[number]
+        for row, reference in zip(rows, logprobs, strict=True):
+            if reference is None:
+                assert row.logprobs is None
+                continue
+            assert row.logprobs is not None
+            assert row.logprobs.logprob == pytest.approx(reference.logprob, abs=1e-5)
+            assert [item.token for item in row.logprobs.top] == [item.token for item in reference.top]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories_give_what_each_sequence_would_get_alone(seed: int) -> None:
+    engine, _ = toy_engine()
+    world = World(engine, seed)
+    for _ in range(120):
+        if world.rng.random() < 0.25 and len(world.blocks) < 9 and len(world.free) > 20:
+            prompt = [world.rng.randrange(VOCAB_SIZE) for _ in range(world.rng.randint(1, 30))]
+            world.admit(prompt, world.rng.choice(KINDS), max_tokens=world.rng.randint(1, 16))
+        if world.rng.random() < 0.03 and world.blocks:
+            number = world.rng.choice(sorted(world.blocks))
+            world.stopped.add(number)
+            world.loop.release(number)
+        world.extend()
+        world.step()
+    world.run()
+    assert len(world.admissions) > 12
+    for number, admission in world.admissions.items():
+        world.check(number)
+        if number not in world.stopped:
+            assert len(world.output(number)) == admission.request.stop.max_tokens
+    assert sorted(world.free) == list(range(engine.facts.num_blocks)) and world.loop.num_sequences == 0
+
+
+def test_more_sequences_than_places_lose_and_regain_them() -> None:
+    """Two may run at a time, five have places: seven sequences take turns, each stalling for its next block."""
+    engine, _ = toy_engine(max_sequences=2, batch_sizes=(1, 2))
+    world = World(engine, 1)
+    numbers = [world.admit([number] * 5, KINDS[number], max_tokens=14) for number in range(9)]
+    world.run()
+    for number in numbers:
+        world.check(number)
+        assert len(world.output(number)) == 14
+
+
+def test_a_stop_token_is_barred_until_its_time_and_then_ends_the_sequence() -> None:
+    engine, _ = toy_engine()
+    world = World(engine, 2)
+    free = world.admit([5, 6, 7], GREEDY)
+    world.run()
+    third = world.output(free)[2]
+    at_once = world.admit([5, 6, 7], GREEDY, stop=[third])
+    later = world.admit([5, 6, 7], GREEDY, stop=[third], min_tokens=6)
+    world.run()
+    assert world.output(at_once)[-1] == third and len(world.output(at_once)) <= 3
+    world.check(later)
+    assert len(world.output(later)) >= 6 and third not in world.output(later)[:6]
+
+
+def test_a_shared_prompt_is_copied_where_a_block_is_partly_filled() -> None:
+    engine, _ = toy_engine()
+    world = World(engine, 3)
+    first = world.admit(list(range(10)), GREEDY, max_tokens=20)
+    while not world.output(first):
+        world.step()
+    second = world.admit([*range(9), 40, 41], {"temperature": 1.0}, shares=first, num_cached=9)
+    third = world.admit([*range(8), 50], {"temperature": 1.0}, shares=first, num_cached=8)
+    world.loop.release(SequenceId(99))
+    shared = world.blocks[first][:2]
+    for number in (second, third):
+        world.blocks[number] = [block for block in world.blocks[number] if block not in shared]
+    while world.step() or world.loop.num_sequences:
+        for number in list(world.blocks):
+            if world.free:
+                more = world.take(1)
+                world.blocks[number] += more
+                world.loop.extend(Extension(number, (BlockId(more[0]),)))
+    for number in (first, second, third):
+        world.check(number)
+
+
+def test_a_sequence_goes_on_where_an_earlier_attempt_ended() -> None:
+    sampling = {"temperature": 1.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "seed": 77}
+    engine, _ = toy_engine()
+    world = World(engine, 4)
+    whole = world.admit([1, 2, 3, 1], sampling, max_tokens=14)
+    # The next one has to have the same choice to draw the same noise.
+    world.admit([9], GREEDY), world.admit([9], GREEDY)
+    world.run()
+    part = world.admit([1, 2, 3, 1], sampling, max_tokens=14, output=world.output(whole)[:6])
+    world.run()
+    assert world.output(part) == world.output(whole)[6:]
+
+
+def test_logits_that_are_not_finite_fail_their_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = toy.TABLE.clone()
+    prompts = [[1], [2], [3]]
+    state = (3 * 7) % toy.NUM_STATES
+    table[state] = torch.nan
+    monkeypatch.setattr(toy, "TABLE", table)
+    engine, _ = toy_engine()
+    world = World(engine, 5)
+    numbers = [world.admit(prompt, kind, max_tokens=3) for prompt, kind in zip(prompts, KINDS, strict=False)]
+    world.run()
+    assert [row.error for row in world.rows[numbers[1]]] == [NOT_FINITE]
+    for number in (numbers[0], numbers[2]):
+        world.check(number)
+
+
+def test_decoding_replays_the_next_recorded_size_and_prompts_do_not() -> None:
+    engine, forward = toy_engine(batch_sizes=(1, 2, 4), max_sequences=6)
+    world = World(engine, 6)
+    forward.num_rows.clear()
+    for count in range(1, 7):
+        for _ in range(count):
+            world.admit([count], GREEDY, max_tokens=2)
+        world.run()
+    # Prompts of one token that are sampled from are decoding too.
+    assert set(forward.num_rows) == {1, 2, 4, 5, 6}
+    forward.num_rows.clear()
+    world.admit([1, 2, 3], GREEDY, max_tokens=1)
+    world.run()
+    assert forward.num_rows == [3]
+
+
+def test_unknown_tokens_are_read_on_the_device() -> None:
+    """Two iterations are queued before the first is collected, and the second knows none of its tokens."""
+    engine, _ = toy_engine()
+    blocks = [BlockId(block) for block in (9, 3, 5)]
+    admission = make_admission([4, 2], SamplingParams(seed=1, temperature=0.0), block_ids=blocks)
+    engine.add(admission)
+    engine.submit([SequenceSlice(SequenceId(0), 0, 2, [4, 2], blocks, True)])
+    engine.submit([SequenceSlice(SequenceId(0), 2, 1, None, blocks, True)])
+    engine.submit([SequenceSlice(SequenceId(0), 3, 1, None, blocks, True)])
+    tokens = [engine.collect()[0].token for _ in range(3)]
+    assert tokens == expected(admission, 3)[0]
+
+
+def test_a_rehearsal_leaves_no_trace() -> None:
+    engine, forward = toy_engine(max_sequences=6, tokens_per_iteration=16)
+    before = engine.cache.pages[:, :-1].clone()
+    forward.num_rows.clear()
+    rehearse(engine)
+    assert torch.equal(engine.cache.pages[:, :-1], before)
+    assert max(forward.num_rows) == 16
+    world = World(engine, 7)
+    numbers = [world.admit([number, 5], kind) for number, kind in enumerate(KINDS)]
+    world.run()
+    for number in numbers:
+        world.check(number)
