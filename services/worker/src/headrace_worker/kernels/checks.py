@@ -1,0 +1,39 @@
+"""What kernels take for granted, checked by their wrappers: a wrong pointer would corrupt the device's memory."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def require(condition: bool, message: str) -> None:
+    """ValueError with the message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_tensor(
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int | None],
+    dtypes: Sequence[torch.dtype],
+    *,
+    device: torch.device | None = None,
+    row_stride: bool = False,
+) -> None:
+    """ValueError unless it is a tensor of that shape (None: any size), type and device (None: any), contiguous
+    (`row_stride`: rows of the first dimension may lie further apart). Reads nothing of the tensor's content."""
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, not on {device}")
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name} is {tensor.dtype}, not {' or '.join(map(str, dtypes))}")
+    if tensor.dim() != len(shape) or any(
+        want not in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
+    ):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has the shape {list(tensor.shape)}, not [{wanted}]")
+    contiguous = tensor.is_contiguous()
+    if not contiguous and row_stride and tensor.shape[0] > 1:
+        contiguous = tensor[0].is_contiguous() and tensor.stride(0) >= tensor[0].numel()
+    if not contiguous:
+        raise ValueError(f"{name} is not contiguous")
