@@ -11,11 +11,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
 from headrace_shared import codec
-from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Message
 from headrace_shared.errors import BusError
 from headrace_shared.messages import (
@@ -193,10 +193,15 @@ class Client:
         self.telemetry[telemetry.id] = telemetry
 
 
+class Broker(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
 class Deployment:
     """Processes on one broker. Ends them all when left."""
 
-    def __init__(self, server: NatsServer, log_dir: Path) -> None:
+    def __init__(self, server: Broker, log_dir: Path) -> None:
         self._server = server
         self._log_dir = log_dir
         self.processes: dict[str, asyncio.subprocess.Process] = {}

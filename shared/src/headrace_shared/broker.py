@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace_shared.errors import BusUnavailable, ConfigError
 from headrace_shared.tether import tethered
@@ -17,6 +18,16 @@ POLL_S = 0.02
 LOG_BYTES = 16 * 1024 * 1024
 MIB = 1024 * 1024
 OK = 200
+
+
+class ClusterMember(NamedTuple):
+    """A server's place in a cluster on one host."""
+
+    name: str
+    port: int
+    """Where it listens for the others."""
+    route_ports: tuple[int, ...]
+    """Of all members; its own may be among them."""
 
 
 class NatsServer:
@@ -36,6 +47,7 @@ class NatsServer:
         max_memory_bytes: int = 512 * MIB,
         user: str | None = None,
         password: str | None = None,
+        cluster: ClusterMember | None = None,
     ) -> None:
         """Port 0 takes a free one. `sync_interval` is `always` (each write is on disk before it is confirmed) or a
         duration such as `100ms`, the most that a power failure can lose. Raises ConfigError without a nats-server."""
@@ -50,6 +62,7 @@ class NatsServer:
         self._max_memory_bytes = max_memory_bytes
         self._user = user
         self._password = password
+        self._cluster = cluster
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -175,6 +188,13 @@ class NatsServer:
             lines.append(
                 f"authorization {{ user: {json.dumps(self._user)}, password: {json.dumps(self._password or '')} }}"
             )
+        if self._cluster is not None:
+            routes = ", ".join(f"nats://{self.host}:{port}" for port in self._cluster.route_ports)
+            lines += [
+                f"server_name: {json.dumps(self._cluster.name)}",
+                f"cluster {{ name: headrace, listen: {json.dumps(f'{self.host}:{self._cluster.port}')}, "
+                f"routes: [{routes}] }}",
+            ]
         return "\n".join(lines) + "\n"
 
     async def _learn_ports(self, ports_dir: Path) -> None:

@@ -5,12 +5,12 @@ once (grants, progress, tokens, telemetry), `store` the JetStream traffic (queue
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription, WatchHandler
-from headrace_shared.errors import BusUnavailable
+from headrace_shared.errors import BusUnavailable, OutcomeUnknown
 from headrace_shared.nats_connection import NatsConnection
 from headrace_shared.nats_jetstream import ApiOptions, JetStream
 from headrace_shared.nats_kv import KeyValue
@@ -22,6 +22,10 @@ log = structlog.get_logger(__name__)
 
 DEFAULT_CONNECT_TIMEOUT_S = 30.0
 DEFAULT_REQUEST_TIMEOUT_S = 5.0
+PATIENCE_S = 30.0
+"""How long streams and consumers may take to make: a cluster that has just lost a member, or is just starting, elects a
+leader first, which takes it 4 to 9 s."""
+RETRY_S = 0.25
 
 
 class NatsBus:
@@ -104,10 +108,10 @@ class NatsBus:
                 log.exception("a reconnect callback failed")
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        await self._streams.ensure_stream(spec)
+        await _patiently(lambda: self._streams.ensure_stream(spec))
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
-        await self._streams.ensure_consumer(spec)
+        await _patiently(lambda: self._streams.ensure_consumer(spec))
 
     async def enqueue(
         self, subject: str, data: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
@@ -148,7 +152,7 @@ class NatsBus:
         return await self._streams.num_messages(stream)
 
     async def ensure_bucket(self, spec: BucketSpec) -> None:
-        await self._buckets.ensure_bucket(spec)
+        await _patiently(lambda: self._buckets.ensure_bucket(spec))
 
     async def get(self, bucket: str, key: str) -> Entry | None:
         return await self._buckets.get(bucket, key)
@@ -178,6 +182,20 @@ class NatsBus:
         for watch in list(self._watches):
             await watch.close()
         await asyncio.gather(self._core.close(), self._store.close())
+
+
+async def _patiently(call: Callable[[], Awaitable[None]]) -> None:
+    """For calls that may be repeated."""
+    now = asyncio.get_running_loop().time
+    until = now() + PATIENCE_S
+    while True:
+        try:
+            return await call()
+        except (BusUnavailable, OutcomeUnknown) as error:
+            if now() > until:
+                raise
+            log.info("the broker is not ready", error=str(error))
+            await asyncio.sleep(RETRY_S)
 
 
 class _Once:

@@ -21,7 +21,8 @@ log = structlog.get_logger(__name__)
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 RETRY_S = 0.5
-READY_TIMEOUT_S = 5.0
+READY_TIMEOUT_S = 30.0
+"""A cluster may have to elect a leader first."""
 
 
 class Watch:

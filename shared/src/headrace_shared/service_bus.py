@@ -18,6 +18,7 @@ async def service_bus(service: Service, settings: CommonSettings) -> AsyncIterat
         on_closed=lambda: service.fail("the broker's connection is closed for good"),
         user=settings.nats_user or None,
         password=settings.nats_password or None,
+        num_replicas=settings.nats_replicas,
     )
     try:
         yield bus

@@ -48,6 +48,8 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
 
     nats_url: str = "nats://127.0.0.1:4222"
     """Address of the broker; several, separated by commas, for a cluster."""
+    nats_replicas: Annotated[int, Meta(ge=1, le=5)] = 1
+    """Copies of each stream in a cluster of brokers: 3 survive the loss of one broker. The same for all services."""
     nats_user: str = ""
     """User name at the broker."""
     nats_password: Secret = ""
