@@ -1,0 +1,60 @@
+"""What is laid over docker-compose.yml composes to what it promises. Needs the compose command but no engine."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace_shared.broker import find_nats_server
+from tests.docker.engine import ROOT, compose_command, run, why_unavailable
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
+
+SERVICES = ("router", "scheduler", "worker", "autoscaler")
+BROKERS = ("nats-1", "nats-2", "nats-3")
+
+
+def composed(overlay: str) -> dict[str, Any]:
+    if why_unavailable() is not None:
+        pytest.skip("no Docker on this machine")
+    files = ["--file", str(ROOT / "docker-compose.yml"), "--file", str(ROOT / "deploy" / overlay)]
+    services: dict[str, Any] = json.loads(run([*compose_command(), *files, "config", "--format", "json"]))["services"]
+    return services
+
+
+def test_three_brokers_replace_the_one() -> None:
+    services = composed("compose.ha.yaml")
+    assert set(services) == {*SERVICES, *BROKERS}
+    for name in SERVICES:
+        environment = services[name]["environment"]
+        assert environment["HEADRACE_NATS_URL"] == ",".join(f"nats://{broker}:4222" for broker in BROKERS)
+        assert environment["HEADRACE_NATS_REPLICAS"] == "3"
+        assert environment["HEADRACE_LOG_FORMAT"] == "json", "what the file below sets is kept"
+        assert set(services[name]["depends_on"]) == set(BROKERS)
+    volumes = {mount["source"] for broker in BROKERS for mount in services[broker]["volumes"]}
+    assert len(volumes) == len(BROKERS), "each broker has a store of its own"
+    for broker in BROKERS:
+        assert services[broker]["environment"]["NATS_SERVER_NAME"] == broker
+        assert services[broker]["read_only"] and services[broker]["cap_drop"] == ["ALL"]
+
+
+def test_workers_of_the_gpu_overlay_reserve_a_gpu() -> None:
+    worker = composed("compose.gpu.yaml")["worker"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert worker["environment"]["HEADRACE_DEVICE"] == "cuda"
+
+
+@pytest.mark.parametrize("name", ["nats.conf", "cluster.conf"])
+def test_the_broker_accepts_its_configuration(name: str) -> None:
+    config = Path(ROOT / "deploy" / "nats" / name)
+    done = subprocess.run(
+        [find_nats_server(), "--config", config, "-t"],
+        env={"NATS_SERVER_NAME": "nats-1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
