@@ -24,12 +24,16 @@ class Shape(NamedTuple):
     head_dim: int
 
 
-def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, first_position: int) -> Tensor:
+def plain_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, first_position: int, window: int | None = None
+) -> Tensor:
     """queries [n, heads, d], keys and values [positions, kv_heads, d] -> [n, heads * d]; causal, in float64."""
     per_kv_head = queries.shape[1] // keys.shape[1]
     keys, values = (part.double().repeat_interleave(per_kv_head, 1) for part in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) / math.sqrt(queries.shape[-1])
-    hidden = torch.arange(keys.shape[0])[None, :] > first_position + torch.arange(queries.shape[0])[:, None]
+    positions = torch.arange(keys.shape[0])[None, :]
+    own = first_position + torch.arange(queries.shape[0])[:, None]
+    hidden = (positions > own) if window is None else (positions > own) | (positions <= own - window)
     weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
@@ -37,9 +41,17 @@ def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, first_positio
 class Batch:
     """Random sequences, of which everything before the slice is in the cache already."""
 
-    def __init__(self, shape: Shape, lengths: list[tuple[int, int]], *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        lengths: list[tuple[int, int]],
+        *,
+        dtype: torch.dtype = torch.float32,
+        window: int | None = None,
+    ) -> None:
         """`lengths`: (start, number of queries) of each sequence."""
         self.shape = shape
+        self.window = window
         self.cache = KVCache(
             num_layers=NUM_LAYERS,
             num_blocks=NUM_BLOCKS,
@@ -71,7 +83,13 @@ class Batch:
 
     def attend(self, gathered_positions: int | None = None) -> list[Tensor]:
         """Runs layer 1 as the engine does; the results of each sequence."""
-        attention = GatherAttention(self.cache, num_heads=self.shape.num_heads, context=NUM_BLOCKS * BLOCK_SIZE)
+        attention = GatherAttention(
+            self.cache,
+            num_heads=self.shape.num_heads,
+            context=NUM_BLOCKS * BLOCK_SIZE,
+            scale=self.shape.head_dim**-0.5,
+            windows=[None, self.window],
+        )
         inputs = build_inputs(
             self.slices,
             block_size=BLOCK_SIZE,
@@ -98,7 +116,7 @@ class Batch:
         results = []
         for piece, query, keys_values in zip(self.slices, self.queries, self.keys_values, strict=True):
             keys, values = keys_values.chunk(2, dim=1)
-            results.append(plain_attention(query, keys, values, piece.start))
+            results.append(plain_attention(query, keys, values, piece.start, self.window))
         return results
 
 
@@ -118,6 +136,22 @@ LENGTHS = {
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_attention_equals_the_plain_formula(shape: Shape, lengths: list[tuple[int, int]]) -> None:
     batch = Batch(shape, lengths)
+    for result, expected in zip(batch.attend(), batch.expected(), strict=True):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 4, 6, 31, 500])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+def test_windowed_attention_equals_the_plain_formula(window: int, lengths: list[tuple[int, int]]) -> None:
+    batch = Batch(SHAPES[0], lengths, window=window)
+    for result, expected in zip(batch.attend(), batch.expected(), strict=True):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_lies_wholly_before_a_window_is_not_read() -> None:
+    batch = Batch(SHAPES[0], [(40, 1), (90, 3)], window=9)
+    for piece in batch.slices:
+        batch.cache.pages[:, piece.block_ids[: (piece.start - 8) // BLOCK_SIZE]] = torch.nan
     for result, expected in zip(batch.attend(), batch.expected(), strict=True):
         torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from headrace_shared.errors import ConfigError
-from headrace_worker.models.gguf import GgufFile, GgufTensors, gguf_config
+from headrace_worker.models.gguf import GgufFile
+from headrace_worker.models.gguf_config import gguf_config
+from headrace_worker.models.gguf_tensors import GgufTensors
 from tests.worker.checkpoints import SIZES, load_tiny, save_checkpoint
 from tests.worker.engine_driver import generate
 
@@ -84,7 +86,7 @@ def test_a_gguf_file_is_the_checkpoint_it_was_made_from(tmp_path: Path) -> None:
     file = GgufFile(path)
     tensors = GgufTensors(file, gguf_config(file))
     for name, value in model.state_dict().items():
-        assert torch.equal(tensors.get(name), value), name
+        assert torch.equal(tensors.read(name), value), name
     prompt = [3, 50, 100, 7, 9]
     assert generate(load_tiny(path), prompt, 12) == generate(load_tiny(tmp_path), prompt, 12)
 

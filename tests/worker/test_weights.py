@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace_shared.errors import ConfigError
-from headrace_worker.models.config import LlamaConfig, RopeScaling, config_from_hf
+from headrace_worker.models.config import ModelConfig, RopeScaling
+from headrace_worker.models.hf_config import config_from_hf
 from headrace_worker.models.weights import SafetensorsFolder
 from tests.worker.checkpoints import SIZES, load_tiny, save_checkpoint
 from tests.worker.engine_driver import generate
@@ -84,8 +85,8 @@ BASE: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **SIZES}
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": []}, "none"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"num_attention_heads": 5}, "share"),
         ({"head_dim": 7}, "odd"),
@@ -109,18 +110,24 @@ def test_old_and_new_spellings_of_rope_mean_the_same() -> None:
     old = config_from_hf({**BASE, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}})
     new = config_from_hf({**BASE, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}})
     assert old == new
-    assert old.rope_scaling == RopeScaling(kind="llama3", factor=8.0)
-    assert old.rope_theta == 5e5
+    assert old.rope.scaling == RopeScaling(kind="llama3", factor=8.0)
+    assert old.rope.theta == 5e5
 
 
-def test_attention_is_full_only_within_a_sliding_window() -> None:
+def test_sliding_windows_are_of_the_layers_that_the_family_says() -> None:
     mistral = {**BASE, "architectures": ["MistralForCausalLM"], "max_position_embeddings": 8000}
-    assert config_from_hf({**mistral, "sliding_window": 4096}).context == 4096
-    assert config_from_hf({**mistral, "sliding_window": None}).context == 8000
+    config = config_from_hf({**mistral, "sliding_window": 4096})
+    assert (config.context, [config.window(layer) for layer in range(3)]) == (8000, [4096] * 3)
+    assert config_from_hf({**mistral, "sliding_window": None}).sliding_window is None
+    assert config_from_hf(mistral).sliding_window == 4096, "the family's first members do not always say so"
+    qwen = {**BASE, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "max_window_layers": 2}
+    assert config_from_hf(qwen).sliding_window is None, "not in use"
+    used = config_from_hf({**qwen, "use_sliding_window": True})
+    assert [used.window(layer) for layer in range(3)] == [None, None, 64]
 
 
 def test_sizes_follow_from_the_configuration(tmp_path: Path) -> None:
     model = save_checkpoint(tmp_path, tie_word_embeddings=True)
-    config: LlamaConfig = config_from_hf(json.loads((tmp_path / "config.json").read_text()))
+    config: ModelConfig = config_from_hf(json.loads((tmp_path / "config.json").read_text()))
     assert config.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert config.kv_bytes_per_token(2) == 3 * 2 * 2 * 8 * 2

@@ -10,7 +10,7 @@ from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.memory import available_bytes
 from headrace_worker.models.checkpoint import open_checkpoint
-from headrace_worker.models.config import LlamaConfig
+from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.source import find_model
 from headrace_worker.torch_engine import TorchEngine
 
@@ -30,6 +30,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
     files = find_model(config.model, lambda done, total: report("downloading", done, total))
     checkpoint = open_checkpoint(files.path)
     report("finding the model", 1, 1)
+    longest = min(checkpoint.config.context, config.context or checkpoint.config.context)
     num_blocks = _planned_blocks(config, checkpoint.config, dtype, device)
     _check_memory(checkpoint.config, num_blocks * config.block_size, dtype, device)
     bind = load_forward(
@@ -37,15 +38,14 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
         checkpoint.source,
         native=config.native,
         block_size=config.block_size,
+        context=longest,
         dtype=dtype,
         device=device,
         report=lambda done, total: report("loading weights", done, total),
     )
     num_blocks = num_blocks or _blocks_in_free_memory(config, checkpoint.config, dtype, device)
     cache = _make_cache(checkpoint.config, num_blocks, config.block_size, dtype, device)
-    context = min(
-        checkpoint.config.context, config.context or checkpoint.config.context, num_blocks * config.block_size
-    )
+    context = min(longest, num_blocks * config.block_size)
     report("reading the tokenizer", 0, 1)
     card = checkpoint.make_card(config.served_name or files.name, context)
     report("reading the tokenizer", 1, 1)
@@ -87,7 +87,7 @@ def _cpu_computes_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _planned_blocks(config: EngineConfig, model: LlamaConfig, dtype: torch.dtype, device: torch.device) -> int:
+def _planned_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
     """0 if it depends on what a GPU has left beside the weights."""
     if config.num_blocks or device.type == "cuda":
         return config.num_blocks
@@ -99,7 +99,7 @@ def _planned_blocks(config: EngineConfig, model: LlamaConfig, dtype: torch.dtype
     return num_blocks
 
 
-def _blocks_in_free_memory(config: EngineConfig, model: LlamaConfig, dtype: torch.dtype, device: torch.device) -> int:
+def _blocks_in_free_memory(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
     free = available_bytes(device) or 0
     num_blocks = int(free * _GPU_SHARE) // _block_bytes(config, model, dtype)
     if num_blocks < 1:
@@ -107,12 +107,12 @@ def _blocks_in_free_memory(config: EngineConfig, model: LlamaConfig, dtype: torc
     return num_blocks
 
 
-def _block_bytes(config: EngineConfig, model: LlamaConfig, dtype: torch.dtype) -> int:
+def _block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     return config.block_size * model.kv_bytes_per_token(dtype.itemsize)
 
 
 def _make_cache(
-    model: LlamaConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
     return KVCache(
         num_layers=model.num_layers,
@@ -125,7 +125,7 @@ def _make_cache(
     )
 
 
-def _check_memory(model: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+def _check_memory(model: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
     cache = num_positions * model.kv_bytes_per_token(dtype.itemsize)
     # Tied matrices are kept twice: rows for the embedding, packed for the head.
     tied = model.vocab_size * model.hidden_size if model.ties_embeddings else 0

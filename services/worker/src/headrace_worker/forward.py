@@ -11,11 +11,13 @@ from headrace_worker.attention.backend import AttentionBackend
 from headrace_worker.attention.cpu import GatherAttention
 from headrace_worker.inputs import Inputs
 from headrace_worker.kv_cache import KVCache
-from headrace_worker.models.config import LlamaConfig
-from headrace_worker.models.linear import TorchPacking
-from headrace_worker.models.llama import Llama
-from headrace_worker.models.llama_weights import read_llama
-from headrace_worker.models.rotary import rotary_table
+from headrace_worker.models.communicator import Communicator, SingleRank
+from headrace_worker.models.config import ModelConfig
+from headrace_worker.models.decoder import Decoder
+from headrace_worker.models.decoder_weights import DecoderWeights
+from headrace_worker.models.linear import Linear, TorchPacking
+from headrace_worker.models.reading import read_decoder
+from headrace_worker.models.torch_operations import TorchOperations
 from headrace_worker.models.weights import TensorSource
 from headrace_worker.native.errors import NativeUnavailable
 from headrace_worker.native.forward import NativeForward, NativePacking, why_not_native
@@ -41,26 +43,32 @@ Bind = Callable[[KVCache, int], Forward]
 
 
 def load_forward(
-    architecture: LlamaConfig,
+    architecture: ModelConfig,
     source: TensorSource,
     *,
     native: str,
     block_size: int,
+    context: int,
     dtype: torch.dtype,
     device: torch.device,
     report: Callable[[int, int], None],
 ) -> Bind:
-    """Reads the weights. `native`: auto (compiled kernels where they can be had) or off."""
-    kernels = None if native == "off" else _kernels(architecture, block_size, dtype, device)
+    """Reads the weights. `native`: auto (compiled kernels where they can be had) or off. `context`: no sequence will be
+    longer."""
+    kernels = None if native == "off" else _kernels(architecture, block_size, context, dtype, device)
     if kernels is None:
-        weights = read_llama(architecture, source, TorchPacking(), dtype=dtype, device=device, report=report)
-        return lambda cache, context: TorchForward(Llama(weights), cache, context)
-    packed = read_llama(architecture, source, NativePacking(kernels), dtype=dtype, device=device, report=report)
+        packing = TorchPacking(folds_norms=device.type == "cpu")
+        weights = read_decoder(architecture, source, packing, dtype=dtype, device=device, report=report)
+        return lambda cache, context: TorchForward(weights, SingleRank(), cache, context)
+    packed = read_decoder(architecture, source, NativePacking(kernels), dtype=dtype, device=device, report=report)
     return lambda cache, context: NativeForward(packed, cache, context, kernels)
 
 
-def _kernels(architecture: LlamaConfig, block_size: int, dtype: torch.dtype, device: torch.device) -> Library | None:
-    if (reason := why_not_native(architecture, block_size=block_size, dtype=dtype, device=device)) is not None:
+def _kernels(
+    architecture: ModelConfig, block_size: int, context: int, dtype: torch.dtype, device: torch.device
+) -> Library | None:
+    reason = why_not_native(architecture, block_size=block_size, context=context, dtype=dtype, device=device)
+    if reason is not None:
         _log.info("no compiled kernels: %s", reason)
         return None
     try:
@@ -71,17 +79,36 @@ def _kernels(architecture: LlamaConfig, block_size: int, dtype: torch.dtype, dev
 
 
 class TorchForward:
-    def __init__(self, model: Llama, cache: KVCache, context: int) -> None:
-        self._model = model
+    """One rank's forward pass with torch alone. The cache holds the keys and values of the rank's layers and heads."""
+
+    def __init__(
+        self, weights: DecoderWeights[Linear], communicator: Communicator, cache: KVCache, context: int
+    ) -> None:
+        config, shard = weights.config, weights.shard
+        device = cache.pages.device
+        self._decoder = Decoder(
+            weights, TorchOperations(config.norm_epsilon, device), communicator, context=context, device=device
+        )
         self._cache = cache
-        self._rotations = rotary_table(model.config, context).unsqueeze(1).to(cache.pages.device)
-        self._attention: AttentionBackend = GatherAttention(cache, num_heads=model.config.num_heads, context=context)
+        self._attention: AttentionBackend = GatherAttention(
+            cache,
+            num_heads=len(shard.heads(config)),
+            context=context,
+            scale=config.attention_scale,
+            windows=[config.window(layer) for layer in shard.layers(config)],
+        )
 
     @property
     def gathered_positions(self) -> int:
         return self._attention.gathered_positions
 
     def __call__(self, inputs: Inputs) -> Tensor:
+        return self.stage(inputs, None)
+
+    def stage(self, inputs: Inputs, hidden: Tensor | None) -> Tensor:
+        """This pipeline stage's part of an iteration. `hidden`: what the stage before returned, [tokens, hidden_size]
+        (it is overwritten); None in the first stage. The last stage returns the logits [sampled slices, vocab_size],
+        others hidden states."""
         cache = self._cache
         if inputs.fresh_blocks.numel():
             cache.clear_blocks(inputs.fresh_blocks)
@@ -91,5 +118,7 @@ class TorchForward:
             cache.write(layer, inputs.slots, keys_values)
             return prepared(layer, queries)
 
-        hidden = self._model.hidden_states(inputs.token_ids, self._rotations[inputs.positions], attend)
-        return self._model.logits(hidden[inputs.sampled_rows])
+        if hidden is None:
+            hidden = self._decoder.embed(inputs.token_ids)
+        hidden = self._decoder.run(hidden, inputs.positions, attend)
+        return self._decoder.logits(hidden[inputs.sampled_rows]) if self._decoder.shard.is_last else hidden

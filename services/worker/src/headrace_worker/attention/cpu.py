@@ -5,11 +5,13 @@ cache when attention reads it, and all heads that share a key-value head go thro
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace_worker.inputs import Group, Inputs
@@ -22,8 +24,14 @@ GROUP_BYTES = 2 << 20
 class GatherAttention:
     """An `AttentionBackend`. Holds the buffer that gathers go to, so it serves one iteration at a time."""
 
-    def __init__(self, cache: KVCache, *, num_heads: int, context: int) -> None:
+    def __init__(
+        self, cache: KVCache, *, num_heads: int, context: int, scale: float, windows: Sequence[int | None]
+    ) -> None:
+        """`scale`: what scores are multiplied by. `windows`: of each of the cache's layers, how many positions a query
+        sees, its own included; None: all up to its own."""
         self._num_heads = num_heads
+        self._scale = scale
+        self._windows = tuple(windows)
         per_position = 2 * cache.num_kv_heads * cache.head_dim
         sample = cache.layers[0]
         self.gathered_positions = max(cache.block_size, GROUP_BYTES // (per_position * sample.element_size()))
@@ -31,8 +39,9 @@ class GatherAttention:
         self._buffer = torch.empty(most * per_position, dtype=sample.dtype, device=sample.device)
 
     def prepare(self, inputs: Inputs, cache: KVCache) -> "PreparedGather":
-        groups = [_prepared(group, cache) for group in inputs.groups]
-        return PreparedGather(groups, cache, self._buffer, self._num_heads)
+        groups = {window: [_prepared(group, cache, window) for group in inputs.groups] for window in set(self._windows)}
+        by_layer = [groups[window] for window in self._windows]
+        return PreparedGather(by_layer, cache, self._buffer, self._num_heads, self._scale)
 
 
 class _PreparedGroup(NamedTuple):
@@ -52,18 +61,24 @@ class _PreparedGroup(NamedTuple):
     """[rows]: the inverse."""
 
 
-def _prepared(group: Group, cache: KVCache) -> _PreparedGroup:
+def _prepared(group: Group, cache: KVCache, window: int | None) -> _PreparedGroup:
     device = cache.layers[0].device
-    num_sequences, num_blocks = group.block_table.shape
+    num_queries = np.asarray(group.num_queries)
+    first_positions = group.last_positions - num_queries + 1
+    table, first_blocks = _seen_blocks(group, first_positions, cache, window)
+    num_sequences, num_blocks = table.shape
     heads = np.arange(cache.num_kv_heads)[None, None, :, None]
     parts = np.arange(2)[:, None, None, None]
-    rows = (group.block_table[None, :, None, :] * 2 + parts) * cache.num_kv_heads + heads
-    num_queries = np.asarray(group.num_queries)
+    rows = (table[None, :, None, :] * 2 + parts) * cache.num_kv_heads + heads
     most, num_positions = int(num_queries.max()), num_blocks * cache.block_size
     # Padded queries come last and repeat the last real one.
     offsets = np.minimum(np.arange(most)[None, :], num_queries[:, None] - 1)
-    query_positions = group.last_positions[:, None] - num_queries[:, None] + 1 + offsets
-    visible = torch.from_numpy(np.arange(num_positions)[None, None, :] <= query_positions[:, :, None]).to(device)
+    query_positions = (first_positions[:, None] + offsets)[:, :, None]
+    positions = (first_blocks * cache.block_size)[:, None, None] + np.arange(num_positions)[None, None, :]
+    seen = positions <= query_positions
+    if window is not None:
+        seen &= positions > query_positions - window
+    visible = torch.from_numpy(seen).to(device)
     mask = torch.zeros(visible.shape, dtype=cache.layers[0].dtype, device=device).masked_fill_(~visible, -math.inf)
     padded_rows = unpadded_rows = None
     if num_sequences > 1 and most > 1:
@@ -84,22 +99,42 @@ def _prepared(group: Group, cache: KVCache) -> _PreparedGroup:
     )
 
 
+def _seen_blocks(
+    group: Group, first_positions: NDArray[np.int64], cache: KVCache, window: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The blocks that some query of the sequence sees, [sequences, blocks], padded with the null block, and the number
+    of each sequence's first one. What lies before a window is not even gathered."""
+    table = group.block_table
+    first_blocks = np.zeros(len(table), dtype=np.int64)
+    if window is not None:
+        first_blocks = np.maximum(first_positions - window + 1, 0) // cache.block_size
+    width = int((group.last_positions // cache.block_size - first_blocks).max()) + 1
+    if width >= table.shape[1]:
+        return table, np.zeros_like(first_blocks)
+    columns = first_blocks[:, None] + np.arange(width)[None, :]
+    seen = np.take_along_axis(table, np.minimum(columns, table.shape[1] - 1), axis=1)
+    return np.where(columns < table.shape[1], seen, cache.null_block), first_blocks
+
+
 class PreparedGather:
-    def __init__(self, groups: list[_PreparedGroup], cache: KVCache, buffer: Tensor, num_heads: int) -> None:
-        self._groups = groups
+    def __init__(
+        self, by_layer: list[list[_PreparedGroup]], cache: KVCache, buffer: Tensor, num_heads: int, scale: float
+    ) -> None:
+        self._by_layer = by_layer
+        self._scale = scale
         self._cache = cache
         self._buffer = buffer
         self._num_heads = num_heads
 
     def __call__(self, layer: int, queries: Tensor) -> Tensor:
         output = queries.new_empty((queries.shape[0], self._num_heads, self._cache.head_dim))
-        for group in self._groups:
+        for group in self._by_layer[layer]:
             rows = slice(group.first_row, group.first_row + group.num_rows)
             keys, values = self._gathered(layer, group)
             if group.num_queries == 1:
-                _attend_single(group, queries[rows], keys, values, output[rows])
+                _attend_single(group, queries[rows], keys, values, output[rows], self._scale)
             else:
-                _attend_chunks(group, queries[rows], keys, values, output[rows])
+                _attend_chunks(group, queries[rows], keys, values, output[rows], self._scale)
         return output.flatten(1)
 
     def _gathered(self, layer: int, group: _PreparedGroup) -> tuple[Tensor, Tensor]:
@@ -114,17 +149,22 @@ class PreparedGather:
         return keys, values
 
 
-def _attend_single(group: _PreparedGroup, queries: Tensor, keys: Tensor, values: Tensor, output: Tensor) -> None:
+def _attend_single(
+    group: _PreparedGroup, queries: Tensor, keys: Tensor, values: Tensor, output: Tensor, scale: float
+) -> None:
     """One query a sequence: the heads that share a key-value head take the place of queries."""
     shape = (group.num_sequences, keys.shape[1], -1, keys.shape[3])
-    output.view(shape).copy_(F.scaled_dot_product_attention(queries.view(shape), keys, values, attn_mask=group.mask))
+    mixed = F.scaled_dot_product_attention(queries.view(shape), keys, values, attn_mask=group.mask, scale=scale)
+    output.view(shape).copy_(mixed)
 
 
-def _attend_chunks(group: _PreparedGroup, queries: Tensor, keys: Tensor, values: Tensor, output: Tensor) -> None:
+def _attend_chunks(
+    group: _PreparedGroup, queries: Tensor, keys: Tensor, values: Tensor, output: Tensor, scale: float
+) -> None:
     padded = queries if group.padded_rows is None else queries.index_select(0, group.padded_rows)
     by_head = padded.view(group.num_sequences, group.num_queries, *queries.shape[1:]).transpose(1, 2)
-    mixed = F.scaled_dot_product_attention(by_head, keys, values, attn_mask=group.mask, enable_gqa=True).transpose(1, 2)
-    flat = mixed.reshape(-1, *queries.shape[1:])
+    mixed = F.scaled_dot_product_attention(by_head, keys, values, attn_mask=group.mask, enable_gqa=True, scale=scale)
+    flat = mixed.transpose(1, 2).reshape(-1, *queries.shape[1:])
     if group.unpadded_rows is None:
         output.copy_(flat)
     else:

@@ -1,162 +1,122 @@
-"""What a checkpoint says about its architecture, in one form whatever file it came from."""
+"""What a checkpoint says about its architecture, in one form whatever family and file it came from.
+
+Every decoder that this engine runs is the same stack: norm, attention, norm, gated multilayer perceptron. What families
+do differently is data here, so that one forward pass serves all.
+"""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 
 from msgspec import Struct
 
 from headrace_shared.errors import ConfigError
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
-SUPPORTED_GGUF_ARCHITECTURES = ("llama",)
+Activation = Literal["silu", "gelu_tanh"]
 
 
 class RopeScaling(Struct, frozen=True, kw_only=True):
     """How rotary frequencies are stretched beyond the context of pre-training."""
 
-    kind: str
-    """linear (Chen et al., 2023) or llama3."""
+    kind: Literal["linear", "llama3", "yarn"]
+    """linear (Chen et al., 2023), llama3 (Llama 3.1), yarn (Peng et al., 2023)."""
     factor: float
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
     original_context: int = 8192
+    low_frequency_factor: float = 1.0
+    """llama3: wavelengths longer than original_context / this are stretched in full."""
+    high_frequency_factor: float = 4.0
+    """llama3: wavelengths shorter than original_context / this are kept."""
+    beta_fast: float = 32.0
+    """yarn: pairs that turn more often than this within the original context are kept."""
+    beta_slow: float = 1.0
+    """yarn: pairs that turn less often are stretched in full."""
+    rounds_range: bool = True
+    """yarn: the ramp between the two begins and ends at whole pairs."""
+    attention_factor: float = 1.0
+    """yarn: what rotated queries and keys are multiplied by."""
 
 
-class LlamaConfig(Struct, frozen=True, kw_only=True):
+class Rope(Struct, frozen=True, kw_only=True):
+    """Rotary position embedding (Su et al., 2021)."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+    factors: tuple[float, ...] = ()
+    """One divisor for each of the head_dim / 2 frequencies, where a GGUF file brings the scaling ready computed."""
+
+
+class MixtureConfig(Struct, frozen=True, kw_only=True):
+    """A mixture of experts in place of each multilayer perceptron."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that compute each token."""
+    renormalizes: bool
+    """The weights of the chosen experts add up to one."""
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True):
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Inner width of the multilayer perceptron, or of one expert."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     norm_epsilon: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None = None
-    rope_factors: tuple[float, ...] = ()
-    """One divisor for each of the head_dim / 2 frequencies, where a GGUF file brings the scaling ready computed."""
+    rope: Rope
+    local_rope: Rope | None = None
+    """Of the windowed layers. None: the same as `rope`."""
+    sliding_window: int | None = None
+    """A query in a windowed layer sees this many positions, its own included."""
+    windowed_layers: tuple[bool, ...] = ()
+    """Of every layer. Empty: all layers if there is a sliding window."""
     context: int
     """Positions the model can attend to."""
+    attention_scale: float
+    """What scores are multiplied by."""
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    """Added to the stored weights of all norms."""
     ties_embeddings: bool = False
     """The output head is the embedding matrix."""
-    has_attention_bias: bool = False
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
     has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    """Queries and keys are normalized head by head before they are rotated."""
+    has_sandwich_norms: bool = False
+    """What attention and perceptron give is normalized once more before it is added to the residual stream."""
+    mixture: MixtureConfig | None = None
+
+    def window(self, layer: int) -> int | None:
+        """Positions that a query of this layer sees, its own included. None: all up to its own."""
+        if self.windowed_layers and not self.windowed_layers[layer]:
+            return None
+        return self.sliding_window
+
+    def rope_of(self, layer: int) -> Rope:
+        return self.rope if self.local_rope is None or self.window(layer) is None else self.local_rope
 
     @property
     def num_parameters(self) -> int:
-        heads = self.num_heads * 2 + self.num_kv_heads * 2
-        layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size + 2)
+        hidden, inner = self.hidden_size, self.intermediate_size
+        qkv_rows, q_rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim, self.num_heads * self.head_dim
+        attention = (qkv_rows + q_rows) * hidden + self.has_qkv_bias * qkv_rows + self.has_output_bias * hidden
+        mlp = 3 * hidden * inner + self.has_mlp_bias * (2 * inner + hidden)
+        if self.mixture is not None:
+            mlp = self.mixture.num_experts * (mlp + hidden)
+        norms = (4 if self.has_sandwich_norms else 2) * hidden + self.has_qk_norm * 2 * self.head_dim
         matrices = 1 if self.ties_embeddings else 2
-        return self.num_layers * layer + matrices * self.vocab_size * self.hidden_size + self.hidden_size
+        return self.num_layers * (attention + mlp + norms) + matrices * self.vocab_size * hidden + hidden
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_size
 
 
-def config_from_hf(raw: Mapping[str, Any]) -> LlamaConfig:
-    """From the contents of config.json. Raises ConfigError for what this engine cannot run faithfully."""
-    architecture = (list(raw.get("architectures") or []) or ["(none)"])[0]
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        raise ConfigError(
-            "model", f"architecture {architecture} is not supported (only {', '.join(SUPPORTED_ARCHITECTURES)})"
-        )
-    if (activation := raw.get("hidden_act", "silu")) != "silu":
-        raise ConfigError("model", f"activation {activation} is not supported")
-    if raw.get("quantization_config"):
-        raise ConfigError("model", "quantized checkpoints are not supported; use the GGUF file or the original weights")
-    try:
-        context = int(raw["max_position_embeddings"])
-        if sliding_window := raw.get("sliding_window"):
-            # Within the window, windowed and full attention are the same.
-            context = min(context, int(sliding_window))
-        num_heads = int(raw["num_attention_heads"])
-        hidden_size = int(raw["hidden_size"])
-        rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-        return _checked(
-            LlamaConfig(
-                vocab_size=int(raw["vocab_size"]),
-                hidden_size=hidden_size,
-                intermediate_size=int(raw["intermediate_size"]),
-                num_layers=int(raw["num_hidden_layers"]),
-                num_heads=num_heads,
-                num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-                head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
-                norm_epsilon=float(raw.get("rms_norm_eps", 1e-6)),
-                rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-                rope_scaling=_rope_scaling(rope),
-                context=context,
-                ties_embeddings=bool(raw.get("tie_word_embeddings", False)),
-                has_attention_bias=bool(raw.get("attention_bias", False)),
-                has_mlp_bias=bool(raw.get("mlp_bias", False)),
-            )
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError("model", f"config.json is incomplete or wrong: {error!r}") from error
-
-
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(rope["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            kind="llama3",
-            factor=float(rope["factor"]),
-            low_frequency_factor=float(rope["low_freq_factor"]),
-            high_frequency_factor=float(rope["high_freq_factor"]),
-            original_context=int(rope["original_max_position_embeddings"]),
-        )
-    raise ConfigError("model", f"rope scaling {kind!r} is not supported (only linear and llama3)")
-
-
-def config_from_gguf(
-    metadata: Mapping[str, Any], *, ties_embeddings: bool, rope_factors: tuple[float, ...] = ()
-) -> LlamaConfig:
-    """From a GGUF file's metadata. Raises ConfigError for what this engine cannot run faithfully."""
-    architecture = metadata.get("general.architecture")
-    if architecture not in SUPPORTED_GGUF_ARCHITECTURES:
-        raise ConfigError("model", f"GGUF architecture {architecture!r} is not supported (only llama)")
-    if metadata.get("llama.expert_count"):
-        raise ConfigError("model", "mixture-of-experts models are not supported")
-
-    def field(name: str, default: Any = None) -> Any:
-        value = metadata.get(f"llama.{name}", default)
-        if value is None:
-            raise ConfigError("model", f"the GGUF file lacks llama.{name}")
-        return value
-
-    try:
-        num_heads = int(field("attention.head_count"))
-        hidden_size = int(field("embedding_length"))
-        scaling = metadata.get("llama.rope.scaling.type", "none")
-        if scaling not in ("none", "linear"):
-            raise ConfigError("model", f"rope scaling {scaling!r} is not supported in GGUF files")
-        factor = float(metadata.get("llama.rope.scaling.factor", 1.0))
-        return _checked(
-            LlamaConfig(
-                vocab_size=int(metadata.get("llama.vocab_size") or len(metadata["tokenizer.ggml.tokens"])),
-                hidden_size=hidden_size,
-                intermediate_size=int(field("feed_forward_length")),
-                num_layers=int(field("block_count")),
-                num_heads=num_heads,
-                num_kv_heads=int(field("attention.head_count_kv", num_heads)),
-                head_dim=int(field("attention.key_length", hidden_size // num_heads)),
-                norm_epsilon=float(field("attention.layer_norm_rms_epsilon")),
-                rope_theta=float(field("rope.freq_base", 10000.0)),
-                rope_scaling=RopeScaling(kind="linear", factor=factor) if scaling == "linear" else None,
-                rope_factors=rope_factors,
-                context=int(field("context_length")),
-                ties_embeddings=ties_embeddings,
-            )
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError("model", f"the GGUF file's metadata is incomplete or wrong: {error!r}") from error
-
-
-def _checked(config: LlamaConfig) -> LlamaConfig:
+def checked(config: ModelConfig) -> ModelConfig:
+    """Raises ConfigError for sizes that do not fit together."""
     sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads)
     if min(*sizes, config.num_kv_heads, config.head_dim, config.context) < 1:
         raise ConfigError("model", "a size in the model's configuration is not positive")
@@ -164,6 +124,33 @@ def _checked(config: LlamaConfig) -> LlamaConfig:
         raise ConfigError("model", f"{config.num_heads} heads cannot share {config.num_kv_heads} key-value heads")
     if config.head_dim % 2:
         raise ConfigError("model", f"head_dim {config.head_dim} is odd: no rotary embedding fits")
-    if not math.isfinite(config.rope_theta) or config.rope_theta <= 0:
-        raise ConfigError("model", f"rope_theta {config.rope_theta} is not positive")
+    if config.sliding_window is not None and config.sliding_window < 1:
+        raise ConfigError("model", f"sliding_window {config.sliding_window} is not positive")
+    if config.windowed_layers and len(config.windowed_layers) != config.num_layers:
+        raise ConfigError("model", f"layer_types names {len(config.windowed_layers)} of {config.num_layers} layers")
+    if not math.isfinite(config.attention_scale) or config.attention_scale <= 0:
+        raise ConfigError("model", f"the scale of attention, {config.attention_scale}, is not positive")
+    if config.mixture is not None and not 1 <= config.mixture.num_chosen <= config.mixture.num_experts:
+        raise ConfigError(
+            "model", f"num_experts_per_tok {config.mixture.num_chosen} of {config.mixture.num_experts} experts"
+        )
+    for rope in (config.rope, config.local_rope):
+        if rope is not None:
+            _check_rope(rope, config.head_dim)
     return config
+
+
+def _check_rope(rope: Rope, head_dim: int) -> None:
+    if not math.isfinite(rope.theta) or rope.theta <= 0:
+        raise ConfigError("model", f"rope_theta {rope.theta} is not positive")
+    if rope.factors and (len(rope.factors) != head_dim // 2 or not all(factor > 0 for factor in rope.factors)):
+        raise ConfigError("model", f"{len(rope.factors)} rope factors do not fit heads of {head_dim}")
+    scaling = rope.scaling
+    if scaling is None:
+        return
+    if not (math.isfinite(scaling.factor) and scaling.factor > 0 and scaling.original_context > 0):
+        raise ConfigError("model", f"rope scaling by {scaling.factor} from {scaling.original_context} is not positive")
+    if scaling.kind == "llama3" and scaling.high_frequency_factor <= scaling.low_frequency_factor:
+        raise ConfigError("model", "high_freq_factor of the rope scaling is not above low_freq_factor")
+    if scaling.kind == "yarn" and (rope.theta <= 1 or min(scaling.beta_fast, scaling.beta_slow) <= 0):
+        raise ConfigError("model", "yarn needs rope_theta above 1, and beta_fast and beta_slow above 0")

@@ -7,7 +7,6 @@ A file is input from outside: every length is checked against the file before it
 
 import mmap
 import struct
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 
 from headrace_shared.errors import ConfigError
-from headrace_worker.models.config import LlamaConfig, config_from_gguf
 
 MAX_ENTRIES = 1 << 20
 """Most metadata entries or tensors that a file may announce."""
@@ -51,17 +49,30 @@ class GgufFile:
         except (struct.error, ValueError, IndexError, KeyError, OverflowError) as error:
             raise ConfigError("model", f"{path} is not a sound GGUF file: {error}") from error
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """float32, dequantized, rows first."""
+    def tensor(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
+        """float32, dequantized, rows first: all of it, or consecutive rows, and columns of a matrix. Of the file, only
+        that is read."""
         info = self.tensors[name]
         raw = np.frombuffer(self._data, dtype=np.uint8, count=info.num_bytes, offset=info.offset)
-        rows = raw.reshape(*info.shape[:-1], -1) if len(info.shape) > 1 else raw
+        block_size, type_size = gguf.GGML_QUANT_SIZES[info.kind]
+        stored = raw.reshape(*info.shape[:-1], -1)
+        is_vector = len(info.shape) == 1
+        first = 0
+        if columns is not None:
+            first = columns.start // block_size
+            stored = stored[..., first * type_size : -(-columns.stop // block_size) * type_size]
+        if rows is not None and not is_vector:
+            stored = stored[rows.start : rows.stop]
         try:
-            values = gguf.quants.dequantize(_typed(rows, info.kind), info.kind)
+            values = gguf.quants.dequantize(_typed(np.ascontiguousarray(stored), info.kind), info.kind)
         except NotImplementedError as error:
             raise ConfigError("model", f"quantization {info.kind.name} is not supported") from error
+        if columns is not None:
+            values = values[..., columns.start - first * block_size : columns.stop - first * block_size]
+        if rows is not None and is_vector:
+            values = values[rows.start : rows.stop]
         # Unquantized tensors come back as views of the read-only file.
-        return torch.from_numpy(np.array(values, dtype=np.float32, copy=True)).reshape(info.shape)
+        return torch.from_numpy(np.array(values, dtype=np.float32, copy=True))
 
 
 def _typed(rows: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
@@ -143,66 +154,3 @@ class _Header:
                 return list(struct.unpack(form, self._bytes(struct.calcsize(form))))
             return [self._value(item_kind) for _ in range(count)]
         return self._number(_SCALARS[kind])
-
-
-def gguf_config(file: GgufFile) -> LlamaConfig:
-    """The architecture described by the file."""
-    factors: Sequence[float] = ()
-    if "rope_freqs.weight" in file.tensors:
-        factors = file.tensor("rope_freqs.weight").tolist()
-    return config_from_gguf(
-        file.metadata, ties_embeddings="output.weight" not in file.tensors, rope_factors=tuple(factors)
-    )
-
-
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-
-class GgufTensors:
-    """The weights under the names and in the layout of Hugging Face checkpoints (a `TensorSource`)."""
-
-    def __init__(self, file: GgufFile, config: LlamaConfig) -> None:
-        self._file = file
-        self._num_heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
-        self._own_names = dict(_own_names(file.tensors))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._own_names
-
-    def get(self, name: str) -> torch.Tensor:
-        own_name = self._own_names[name]
-        tensor = self._file.tensor(own_name)
-        num_heads = self._num_heads.get(own_name.split(".")[-2])
-        return tensor if num_heads is None else _halves_apart(tensor, num_heads)
-
-
-def _own_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
-        if name in _TOP_NAMES:
-            yield _TOP_NAMES[name], name
-        elif name.startswith("blk.") and name.count(".") == 3:
-            _, layer, part, suffix = name.split(".")
-            if part in _LAYER_NAMES:
-                yield f"model.layers.{layer}.{_LAYER_NAMES[part]}.{suffix}", name
-
-
-def _halves_apart(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """GGUF stores the two halves of each rotated head interleaved row by row; here, as in HF, one follows the other."""
-    head_dim = tensor.shape[0] // num_heads
-    rows = tensor.reshape(num_heads, head_dim // 2, 2, *tensor.shape[1:])
-    return rows.transpose(1, 2).reshape(tensor.shape)

@@ -14,6 +14,11 @@ _TYPICAL_ROWS = 32
 
 
 class TorchPacking:
+    """`folds_norms`: saves a multiplication in each norm, and costs a tied head a matrix of its own."""
+
+    def __init__(self, *, folds_norms: bool) -> None:
+        self.folds_norms = folds_norms
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return make_linear(weight, bias)
 

@@ -1,4 +1,4 @@
-"""Where weights come from: one tensor at a time, by the names of Hugging Face checkpoints."""
+"""Where weights come from: tensors or parts of them, by the names of Hugging Face checkpoints."""
 
 import json
 from pathlib import Path
@@ -13,13 +13,21 @@ from headrace_shared.errors import ConfigError
 class TensorSource(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
-    def get(self, name: str) -> torch.Tensor:
-        """Reads one tensor from disk, in the type it is stored in. KeyError if there is none of that name."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """KeyError if there is none of that name."""
+        ...
+
+    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
+        """Reads a tensor, or consecutive rows and columns (of a matrix) of it, in the type it is stored in. Of the
+        rest, as little as possible is read. KeyError if there is none of that name."""
         ...
 
 
 class SafetensorsFolder:
-    """All `*.safetensors` files of a folder, read tensor by tensor. Nothing that could run code is opened."""
+    """All `*.safetensors` files of a folder. Nothing that could run code is opened.
+
+    One file is mapped at a time, so that no more than that file counts as memory of the process.
+    """
 
     def __init__(self, folder: Path) -> None:
         files = _weight_files(folder)
@@ -27,20 +35,39 @@ class SafetensorsFolder:
             others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
             hint = f" ({others[0]} is not opened: it may run code)" if others else ""
             raise ConfigError("model", f"{folder} holds no safetensors weights{hint}")
-        self._owners: dict[str, Any] = {}
-        for file in files:
-            try:
-                shard: Any = safetensors.safe_open(str(file), framework="pt")
-                self._owners.update(dict.fromkeys(shard.keys(), shard))
-            except (OSError, safetensors.SafetensorError) as error:
-                raise ConfigError("model", f"cannot read {file}: {error}") from error
+        self._owners = {name: file for file in files for name in _open(file).keys()}  # noqa: SIM118  (no dictionary)
+        self._open_path = files[0]
+        self._opened = _open(files[0])
 
     def __contains__(self, name: str) -> bool:
         return name in self._owners
 
-    def get(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._owners[name].get_tensor(name)
-        return tensor
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file_of(name).get_slice(name).get_shape())
+
+    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
+        file = self._file_of(name)
+        if rows is None and columns is None:
+            whole: torch.Tensor = file.get_tensor(name)
+            return whole
+        row_slice = slice(None) if rows is None else slice(rows.start, rows.stop)
+        stored = file.get_slice(name)
+        part: torch.Tensor = stored[row_slice] if columns is None else stored[row_slice, columns.start : columns.stop]
+        return part
+
+    def _file_of(self, name: str) -> Any:
+        path = self._owners[name]
+        if path != self._open_path:
+            self._opened = _open(path)
+            self._open_path = path
+        return self._opened
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safetensors.safe_open(str(file), framework="pt")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError("model", f"cannot read {file}: {error}") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:

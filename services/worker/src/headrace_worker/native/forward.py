@@ -6,18 +6,33 @@ from torch import Tensor
 from headrace_worker.huge_pages import Arena
 from headrace_worker.inputs import Inputs
 from headrace_worker.kv_cache import KVCache
-from headrace_worker.models.config import LlamaConfig
-from headrace_worker.models.llama_weights import LlamaWeights
+from headrace_worker.models.config import ModelConfig
+from headrace_worker.models.decoder_weights import DecoderWeights, Layer, Mlp
 from headrace_worker.models.rotary import rotary_table
 from headrace_worker.native.attention import PagedBatch
 from headrace_worker.native.library import Library
 from headrace_worker.native.model import NativeLayer, NativeMatrix, NativeModel, NativeShape, pack, pack_gate_up
 
 
-def why_not_native(config: LlamaConfig, *, block_size: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernels would not serve this model. None: they would."""
+def why_not_native(
+    config: ModelConfig, *, block_size: int, context: int, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Why the kernels would not serve this model up to `context` positions. None: they would."""
     if device.type != "cpu" or dtype != torch.bfloat16:
         return f"they are for bfloat16 on the CPU, not {dtype} on {device.type}"
+    windows = [window for layer in range(config.num_layers) if (window := config.window(layer)) is not None]
+    for has_it, what in (
+        (config.mixture is not None, "a mixture of experts"),
+        (config.has_qk_norm, "norms of queries and keys"),
+        (config.has_sandwich_norms, "norms after attention and perceptron"),
+        (config.activation != "silu", f"the activation {config.activation}"),
+        (config.embedding_scale != 1.0, "scaled embeddings"),
+        (config.local_rope is not None, "two rotary embeddings"),
+        # Within the window, windowed and full attention are the same.
+        (bool(windows) and context > min(windows), "sliding windows that are shorter than the context"),
+    ):
+        if has_it:
+            return f"they do not compute {what}"
     try:
         _shape(config, block_size).check()
     except ValueError as error:
@@ -26,6 +41,8 @@ def why_not_native(config: LlamaConfig, *, block_size: int, dtype: torch.dtype, 
 
 
 class NativePacking:
+    folds_norms = True
+
     def __init__(self, kernels: Library) -> None:
         self._kernels = kernels
         self._arena = Arena()
@@ -40,14 +57,16 @@ class NativePacking:
 class NativeForward:
     gathered_positions = 0
 
-    def __init__(self, weights: LlamaWeights[NativeMatrix], cache: KVCache, context: int, kernels: Library) -> None:
+    def __init__(self, weights: DecoderWeights[NativeMatrix], cache: KVCache, context: int, kernels: Library) -> None:
+        config = weights.config
+        assert weights.embedding is not None and weights.head is not None, "a pipeline stage is not run natively"
         self._block_size = cache.block_size
         self._model = NativeModel(
-            _shape(weights.config, cache.block_size),
-            [NativeLayer(*layer) for layer in weights.layers],
+            _shape(config, cache.block_size),
+            [_layer(layer) for layer in weights.layers],
             weights.embedding.contiguous(),
             weights.head,
-            rotary_table(weights.config, context),
+            rotary_table(config.rope, config.head_dim, context),
             cache.pages.unbind(0),
             kernels,
         )
@@ -58,7 +77,12 @@ class NativeForward:
         return self._model.logits(inputs.token_ids, inputs.positions, inputs.slots, inputs.sampled_rows, batch)
 
 
-def _shape(config: LlamaConfig, block_size: int) -> NativeShape:
+def _layer(layer: Layer[NativeMatrix]) -> NativeLayer:
+    assert isinstance(layer.mlp, Mlp), "a mixture of experts is not run natively"
+    return NativeLayer(layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down)
+
+
+def _shape(config: ModelConfig, block_size: int) -> NativeShape:
     return NativeShape(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -68,5 +92,5 @@ def _shape(config: LlamaConfig, block_size: int) -> NativeShape:
         vocab_size=config.vocab_size,
         block_size=block_size,
         epsilon=config.norm_epsilon,
-        scale=config.head_dim**-0.5,
+        scale=config.attention_scale,
     )
