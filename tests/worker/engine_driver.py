@@ -18,6 +18,7 @@ from headrace_shared.messages import (
     StopParams,
     TokenLogprobs,
 )
+from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.iteration import SequenceSlice
 from headrace_worker.torch_engine import TorchEngine
 
@@ -73,7 +74,7 @@ class Running:
 class EngineDriver:
     """Hands out blocks in random order, so that tables are never contiguous. Not a scheduler: it never runs out."""
 
-    def __init__(self, engine: TorchEngine, *, budget: int | None = None, seed: int = 0) -> None:
+    def __init__(self, engine: TorchEngine | CudaEngine, *, budget: int | None = None, seed: int = 0) -> None:
         self.engine = engine
         self.budget = budget or engine.facts.tokens_per_iteration
         self.free = list(range(engine.facts.num_blocks))
@@ -173,7 +174,7 @@ class EngineDriver:
 
 
 def generate(
-    engine: TorchEngine, prompt: Sequence[int], num_tokens: int, sampling: SamplingParams = GREEDY
+    engine: TorchEngine | CudaEngine, prompt: Sequence[int], num_tokens: int, sampling: SamplingParams = GREEDY
 ) -> list[int]:
     """Runs one request alone."""
     driver = EngineDriver(engine)

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace_worker.cuda.sizing import DeviceMemory
+
 
 class Mark(Protocol):
     """A place in the device's queue."""
@@ -36,9 +38,7 @@ class Device(Protocol):
         intermediate memory, so the largest should come first and results must be written to memory made before."""
         ...
 
-    def free_bytes(self) -> int | None:
-        """Memory that can still be allocated. None where the system does not tell."""
-        ...
+    def memory(self) -> DeviceMemory: ...
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         """Memory that `work` takes at most on top of what is allocated before it."""
@@ -77,10 +77,10 @@ class CudaDevice:
         replay()
         return replay
 
-    def free_bytes(self) -> int | None:
+    def memory(self) -> DeviceMemory:
         torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return int(free)
+        free, total = torch.cuda.mem_get_info(self._device)
+        return DeviceMemory(int(total), int(free), int(torch.cuda.memory_reserved(self._device)))
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         torch.cuda.synchronize(self._device)
@@ -105,9 +105,10 @@ class _CudaMark:
 class HostDevice:
     """The CPU in the role of the device."""
 
-    def __init__(self, memory_bytes: int | None = None) -> None:
-        """`memory_bytes`: what `free_bytes` is to say."""
-        self._memory_bytes = memory_bytes
+    def __init__(self, memory: DeviceMemory | None = None, peak_bytes: int = 0) -> None:
+        """What `memory` and `peak_bytes` are to say, since nobody else does."""
+        self._memory = memory or DeviceMemory(total=1 << 30, free=1 << 30, own=0)
+        self._peak_bytes = peak_bytes
 
     @property
     def torch_device(self) -> torch.device:
@@ -123,12 +124,12 @@ class HostDevice:
         work()
         return work
 
-    def free_bytes(self) -> int | None:
-        return self._memory_bytes
+    def memory(self) -> DeviceMemory:
+        return self._memory
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         work()
-        return 0
+        return self._peak_bytes
 
 
 class _Past:

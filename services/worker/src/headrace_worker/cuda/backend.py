@@ -1,0 +1,20 @@
+"""What a device computes with: the one place that chooses kernels."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace_worker.cuda.decoder_forward import DeviceAttention
+from headrace_worker.cuda.device import Device
+from headrace_worker.kv_cache import KVCache
+from headrace_worker.models.config import ModelConfig
+from headrace_worker.models.decoder_weights import Packing
+from headrace_worker.models.linear import Linear
+from headrace_worker.models.operations import Operations
+from headrace_worker.models.shard import Shard
+
+
+class Backend(NamedTuple):
+    device: Device
+    packing: Packing[Linear]
+    operations: Callable[[ModelConfig], Operations]
+    attention: Callable[[ModelConfig, Shard, KVCache], DeviceAttention]

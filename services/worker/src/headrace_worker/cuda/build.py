@@ -1,0 +1,130 @@
+"""Weights, cache and engine of a device: loads, measures, rehearses and records."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from headrace_shared.errors import ConfigError
+from headrace_shared.messages import ModelCard
+from headrace_worker.cuda.backend import Backend
+from headrace_worker.cuda.decoder_forward import DecoderForward
+from headrace_worker.cuda.engine import CudaEngine
+from headrace_worker.cuda.rehearsal import rehearse
+from headrace_worker.cuda.sizing import batch_sizes, blocks_that_fit
+from headrace_worker.iteration import Report
+from headrace_worker.kv_cache import KVCache
+from headrace_worker.models.communicator import Communicator, SingleRank
+from headrace_worker.models.config import ModelConfig
+from headrace_worker.models.decoder import Decoder
+from headrace_worker.models.reading import read_decoder
+from headrace_worker.models.shard import WHOLE, Shard
+from headrace_worker.models.weights import TensorSource
+
+
+class Sizes(NamedTuple):
+    context: int
+    block_size: int
+    num_blocks: int
+    """0: as many as fit."""
+    max_sequences: int
+    tokens_per_iteration: int
+    memory_share: float
+    """Of the device's memory, for this process."""
+
+
+def build_engine(
+    config: ModelConfig,
+    source: TensorSource,
+    backend: Backend,
+    sizes: Sizes,
+    make_card: Callable[[int], ModelCard],
+    *,
+    dtype: torch.dtype,
+    shard: Shard = WHOLE,
+    communicator: Communicator | None = None,
+    report: Report,
+) -> CudaEngine:
+    """`make_card` is told the context. Raises ConfigError where the model and one sequence do not fit the device."""
+    device = backend.device
+    _check_weights(config, dtype, sizes, backend)
+    weights = read_decoder(
+        config,
+        source,
+        backend.packing,
+        shard=shard,
+        dtype=dtype,
+        device=device.torch_device,
+        report=lambda done, total: report("loading weights", done, total),
+    )
+    decoder = Decoder(
+        weights,
+        backend.operations(config),
+        communicator or SingleRank(),
+        context=sizes.context,
+        device=device.torch_device,
+    )
+    report("reading the tokenizer", 0, 1)
+    card = make_card(sizes.context)
+    report("reading the tokenizer", 1, 1)
+
+    def engine_of(num_blocks: int, context: int) -> CudaEngine:
+        cache = KVCache(
+            num_layers=len(shard.layers(config)),
+            num_blocks=num_blocks,
+            block_size=sizes.block_size,
+            num_kv_heads=len(shard.kv_heads(config)),
+            head_dim=config.head_dim,
+            dtype=dtype,
+            device=device.torch_device,
+        )
+        return CudaEngine(
+            DecoderForward(decoder, backend.attention(config, shard, cache)),
+            cache,
+            card,
+            device=device,
+            context=context,
+            max_sequences=sizes.max_sequences,
+            tokens_per_iteration=sizes.tokens_per_iteration,
+            dtype=dtype,
+        )
+
+    recorded = batch_sizes(sizes.max_sequences)
+    num_blocks = sizes.num_blocks
+    if not num_blocks:
+        report("measuring memory", 0, 1)
+        probe = engine_of(1, sizes.context)
+        peak_bytes = device.peak_bytes(lambda: rehearse(probe))
+        block_bytes = probe.cache.pages[:, 0].nbytes
+        del probe
+        memory = device.memory()
+        num_blocks = blocks_that_fit(
+            memory,
+            share=sizes.memory_share,
+            peak_bytes=peak_bytes,
+            num_records=len(recorded),
+            block_bytes=block_bytes,
+        )
+        if num_blocks < 1:
+            raise ConfigError(
+                "gpu_memory_share",
+                f"{sizes.memory_share} of {_mib(memory.total)} leaves no KV cache beside the weights and iterations of "
+                f"{sizes.tokens_per_iteration} tokens ({_mib(memory.own)} in use, {_mib(peak_bytes)} an iteration)",
+            )
+        report("measuring memory", 1, 1)
+    engine = engine_of(num_blocks, min(sizes.context, num_blocks * sizes.block_size))
+    rehearse(engine)
+    engine.record(recorded, lambda done, total: report("recording batch sizes", done, total))
+    return engine
+
+
+def _check_weights(config: ModelConfig, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> None:
+    needed = config.num_parameters * dtype.itemsize
+    memory = backend.device.memory()
+    allowed = min(memory.free, int(memory.total * sizes.memory_share) - memory.own)
+    if needed > allowed:
+        raise ConfigError("model", f"needs {_mib(needed)} for its weights, but only {_mib(allowed)} are available")
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"
