@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace_scheduler.decisions import AddResult, ChoiceLog, Credit, SchedulerConfig, WorkerFacts
+from headrace_scheduler.decisions import AddResult, ChoiceLog, Credit, LossCause, SchedulerConfig, WorkerFacts
 from headrace_scheduler.scheduler import OUTCOMES, Scheduler
 from headrace_shared.messages import (
     Admission,
     CancelReason,
     FinishReason,
     Grant,
+    LossRecord,
     Outcome,
     Progress,
     Request,
@@ -80,6 +81,8 @@ class QueuedMessage:
     cancels: list[tuple[int | None, CancelReason]] = field(default_factory=list)
     """Tombstones."""
     choices: list[ChoiceView] = field(default_factory=list)
+    losses: LossRecord | None = None
+    """As stored."""
     ended: RequestEnded | None = None
 
     def uncut(self) -> list[int]:
@@ -112,6 +115,7 @@ class ModelFleet:
         self.scheduler = Scheduler(config)
         self.messages: dict[RequestId, QueuedMessage] = {}
         self.links: dict[WorkerId, Link] = {}
+        self.unrecorded: list[RequestId] = []
         self._num_workers = 0
         self._epoch = 0
         self.num_replacements = 0
@@ -145,7 +149,7 @@ class ModelFleet:
         ack = f"ack.{message.num_delivered}"
         logs = message.logs() if message.num_delivered > 1 else None
         result = self.scheduler.add_request(
-            message.request, ack, message.stream_sequence, message.num_delivered, NOW, logs
+            message.request, ack, message.stream_sequence, message.num_delivered, NOW, logs, message.losses
         )
         assert result is not AddResult.ENDED, "terminal event neither published nor about to be"
         self._replay_cancels(message)
@@ -153,7 +157,13 @@ class ModelFleet:
         self._check()
 
     def schedule(self) -> None:
+        for request_id in self.unrecorded:
+            self.scheduler.recorded(request_id, NOW)
+        self.unrecorded.clear()
         decisions = self.scheduler.schedule(NOW)
+        for request_id, record in decisions.losses:
+            self.messages[request_id].losses = record
+            self.unrecorded.append(request_id)
         for worker_id, credit in decisions.credits.items():
             self._grant(self.links[worker_id], credit)
         for ended in decisions.ended:
@@ -161,6 +171,8 @@ class ModelFleet:
             assert message.ended is None, f"two terminal events of {ended.event.request_id}"
             message.ended = ended.event
             message.acknowledged = True
+            if ended.dead is not None:
+                assert len(ended.dead.losses) >= 2, ended
             if ended.event.outcome is Outcome.FINISHED:
                 is_repaired = any([message.choices[choice].repair() for choice in message.uncut()])
                 assert self.num_replacements or not is_repaired, "a router was told the end before the last token"
@@ -214,9 +226,9 @@ class ModelFleet:
         self.links[worker_id] = link
         self.adopt(link)
 
-    def kill_worker(self, link: Link) -> None:
+    def kill_worker(self, link: Link, cause: LossCause = LossCause.VANISHED) -> None:
         del self.links[link.worker.worker_id]
-        self.scheduler.worker_lost(link.worker.worker_id, NOW)
+        self.scheduler.worker_lost(link.worker.worker_id, NOW, cause)
         self._check()
 
     def cut_off(self, link: Link, *, too_long: bool) -> None:
@@ -309,6 +321,8 @@ class ModelFleet:
             assert ended is not None, message.request.request_id
             if ended.outcome is Outcome.FINISHED:
                 self._check_answer(message)
+            elif ended.code == "request_quarantined":
+                assert message.losses is not None
             elif ended.outcome is Outcome.FAILED:
                 assert ended.code == "context_length_exceeded" and not self._fits(message.request), ended
             else:

@@ -79,6 +79,14 @@ class ModelWorker:
     def holds_nothing(self) -> bool:
         return all(sequence.released for sequence in self._sequences.values())
 
+    def running_outputs(self) -> list[tuple[str, int]]:
+        """Request and length of the answer, of each sequence that runs."""
+        return [
+            (sequence.admission.request.request_id, sequence.num_output)
+            for sequence in self._sequences.values()
+            if not sequence.is_over
+        ]
+
     def drop_all(self) -> None:
         """Cut off from the broker for too long."""
         for sequence in self._sequences.values():

@@ -9,7 +9,7 @@ from headrace_shared.codec import pack_ids
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import Lane, Request, RequestId, RouterId, SamplingParams, StopParams
-from headrace_shared.subjects import CANCELS, LEASES, TOKENS, requests_consumer, requests_stream
+from headrace_shared.subjects import CANCELS, DEAD, LEASES, LOSSES, TOKENS, requests_consumer, requests_stream
 
 MODEL = "m"
 
@@ -28,11 +28,12 @@ def request(number: int = 1, *, num_choices: int = 1, num_prompt: int = 5, max_t
 
 async def prepare(bus: Bus) -> None:
     """Streams, consumers and buckets, as a scheduler makes them."""
-    for spec in (requests_stream(1000, 1 << 30), TOKENS, CANCELS):
+    for spec in (requests_stream(1000, 1 << 30), TOKENS, CANCELS, DEAD):
         await bus.ensure_stream(spec)
     for lane in Lane:
         await bus.ensure_consumer(requests_consumer(MODEL, lane))
-    await bus.ensure_bucket(LEASES)
+    for bucket in (LEASES, LOSSES):
+        await bus.ensure_bucket(bucket)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from headrace_scheduler.decisions import AddResult, ChoiceLog, SchedulerConfig
+from headrace_scheduler.decisions import AddResult, ChoiceLog, LossCause, SchedulerConfig
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared.codec import pack_ids, unpack_ids
 from headrace_shared.messages import (
@@ -87,8 +87,10 @@ def test_a_request_that_loses_its_worker_too_often_fails() -> None:
         made.add_worker(W1, facts(), (), NOW)
         assert admitted_names(step(made)) == ["r1"]
         made.worker_lost(W1, NOW)
+        made.recorded(RequestId("r1"), NOW)
     [ended] = step(made).ended
-    assert (ended.event.outcome, ended.event.code) == (Outcome.FAILED, "internal_error")
+    assert (ended.event.outcome, ended.event.code) == (Outcome.FAILED, "request_quarantined")
+    assert ended.dead is not None and len(ended.dead.losses) == 3
 
 
 def test_a_worker_that_comes_back_with_a_sequence_not_placed_elsewhere_keeps_it() -> None:
@@ -123,7 +125,7 @@ def test_a_worker_that_comes_back_with_an_attempt_that_routers_no_longer_hear_re
     made.worker_lost(W1, NOW)
     made.add_worker(W2, facts(), (), NOW)
     step(made)
-    made.worker_lost(W2, NOW)
+    made.worker_lost(W2, NOW, LossCause.HANDED_OVER)
     made.add_worker(W1, facts(), (snapshot(admission, 7),), NOW)
     decisions = step(made)
     assert decisions.credits[W1].releases == [1]

@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from headrace_scheduler import endings as module
 from headrace_scheduler.decisions import EndedRequest
 from headrace_scheduler.endings import MAX_ATTEMPTS, Endings
 from headrace_shared import codec
-from headrace_shared.messages import Lane, Outcome, Request, RequestEnded
-from headrace_shared.subjects import TOKENS, request_subject, requests_consumer, tokens_subject
+from headrace_shared.messages import DeadRequest, Lane, Outcome, Request, RequestEnded
+from headrace_shared.subjects import DEAD, TOKENS, dead_subject, request_subject, requests_consumer, tokens_subject
 from tests.scheduler.shell_builders import MODEL, FlakyBus, prepare, request
 
 
@@ -88,3 +89,27 @@ async def test_settling_is_bounded() -> None:
     endings.end(await pulled(bus))
     await endings.settle(0.05)
     assert endings.num_pending == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_who_was_given_up_is_kept_with_or_without_the_prompt(keep: bool) -> None:
+    bus = FlakyBus()
+    await prepare(bus)
+    endings = Endings(bus, keep_dead_prompts=keep, wall_clock=lambda: 5.0)
+    wanted = request()
+    dead = DeadRequest(
+        request_id=wanted.request_id,
+        router=wanted.router,
+        model=MODEL,
+        reason="two workers lost",
+        num_prompt_tokens=5,
+        num_output_tokens=0,
+        request=wanted,
+    )
+    ended = (await pulled(bus))._replace(dead=dead)
+    bus.num_failures = 1
+    await ran(endings, ended)
+    [message] = await bus.read(DEAD.name, dead_subject(MODEL, wanted.request_id), 10)
+    kept = codec.decode(message.data, DeadRequest)
+    assert kept == replace(dead, died_at=5.0, request=wanted if keep else None)
+    assert await num_events(bus, wanted) == 1 and endings.num_dead == 1

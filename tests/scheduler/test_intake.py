@@ -10,6 +10,7 @@ from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import WorkerFacts
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.intake import Intake
+from headrace_scheduler.losses import Losses
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
 from headrace_shared.bus import Delivery
@@ -17,8 +18,10 @@ from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import (
     Cancel,
     CancelReason,
+    DeadRequest,
     Lane,
     LogMessage,
+    LossRecord,
     Outcome,
     Request,
     RequestEnded,
@@ -27,7 +30,16 @@ from headrace_shared.messages import (
     TokenFrame,
     WorkerId,
 )
-from headrace_shared.subjects import TOKENS, cancel_subject, request_subject, requests_consumer, tokens_subject
+from headrace_shared.subjects import (
+    DEAD,
+    LOSSES,
+    TOKENS,
+    cancel_subject,
+    dead_subject,
+    request_subject,
+    requests_consumer,
+    tokens_subject,
+)
 from tests.scheduler.shell_builders import MODEL, prepare, request, until
 
 FACTS = WorkerFacts(num_blocks=64, block_size=16, context=1024, max_sequences=2, tokens_per_iteration=64)
@@ -48,6 +60,7 @@ class Bench:
             lambda: self.core,
             self.endings,
             self.cancellations,
+            Losses(self.bus, lambda request_id: None),
             max_deliveries=3,
             may_pull=lambda: self.may_pull,
             wake=self._wake,
@@ -219,6 +232,18 @@ async def test_a_redelivered_request_continues_from_the_token_log(bench: Bench) 
     assert admissions
 
 
+async def test_a_redelivered_request_is_as_suspect_as_it_was(bench: Bench) -> None:
+    bench.core.add_worker(WorkerId("worker-1"), FACTS, (), 0.0)
+    wanted = request()
+    await bench.put(wanted)
+    bench.bus.give_back((await bench.pull()).ack_subject)
+    record = LossRecord(num_losses=1, suspicion=2, reasons=("worker-0: failed",))
+    await bench.bus.put(LOSSES.name, wanted.request_id, codec.encode(record))
+    await bench.intake.take(await bench.pull())
+    bench.core.schedule(0.0)
+    assert bench.core.gauges().num_trials == 1
+
+
 async def test_a_redelivered_request_that_has_ended_is_only_acknowledged(bench: Bench) -> None:
     wanted = request()
     await bench.put(wanted)
@@ -248,8 +273,12 @@ async def test_a_request_that_comes_back_too_often_fails(bench: Bench) -> None:
     for _ in range(3):
         bench.bus.give_back((await bench.pull()).ack_subject)
     await bench.intake.take(await bench.pull())
+    [ended] = bench.core.schedule(0.0).ended
+    bench.endings.end(ended)
     await bench.endings.settle(2.0)
     assert [event.outcome for event in await bench.endings_of(wanted)] == [Outcome.FAILED]
+    [dead] = await bench.bus.read(DEAD.name, dead_subject(MODEL, wanted.request_id), 2)
+    assert codec.decode(dead.data, DeadRequest).reason == "taken from the queue 4 times"
     assert await bench.num_queued() == 0 and bench.owned() == []
 
 

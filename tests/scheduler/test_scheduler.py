@@ -286,7 +286,7 @@ def test_a_redelivered_message_replaces_the_ack_subject_only() -> None:
     [ended] = step(made).ended
     assert ended.ack_subject == "ack.2"
     assert made.add_request(request(), "ack.3", 1, 3, NOW) is AddResult.ENDED
-    assert step(made) == ({}, [])
+    assert step(made) == ({}, [], [])
 
 
 def test_a_message_redelivered_between_the_end_and_its_event_is_acknowledged_by_the_event() -> None:

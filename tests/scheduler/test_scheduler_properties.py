@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace_scheduler.decisions import SchedulerConfig, WorkerFacts
+from headrace_scheduler.decisions import LossCause, SchedulerConfig, WorkerFacts
 from headrace_shared.messages import CancelReason, Outcome, Request
 from tests.scheduler.builders import request
 from tests.scheduler.model_fleet import Link, ModelFleet, QueuedMessage
@@ -132,7 +132,7 @@ def play_fault(event: int, history: History, fleet: ModelFleet, link: Link | Non
         fleet.set_accepting(link, history.pick(2) == 1)
     elif event == 31:
         if history.pick(2):
-            fleet.kill_worker(link)
+            fleet.kill_worker(link, list(LossCause)[history.pick(3)])
         else:
             fleet.cut_off(link, too_long=history.pick(2) == 1)
 

@@ -262,7 +262,7 @@ async def test_stopped_while_loading() -> None:
     bench.service.drain()
     assert bench.task is not None
     assert await asyncio.wait_for(bench.task, 5.0) == 0
-    assert bench.hellos[-1].state is WorkerState.LEAVING
+    assert (bench.hellos[-1].state, bench.hellos[-1].failure) == (WorkerState.LEAVING, "")
 
 
 async def test_a_missing_model_is_a_config_error() -> None:
@@ -279,6 +279,8 @@ async def test_sigkill_of_the_engine_alone(bench: Bench) -> None:
     assert bench.task is not None
     with pytest.raises(EngineDied):
         await asyncio.wait_for(bench.task, 5.0)
+    assert bench.hellos[-1].state is WorkerState.LEAVING
+    assert bench.hellos[-1].failure == "the engine process ended with exit code -9"
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ from headrace_scheduler.ledger import PrefixMatch, WorkerLedger
 from headrace_scheduler.placement import Candidate, place
 from headrace_scheduler.registry import Registry, is_prompt_computed
 from headrace_scheduler.sequence import Sequence, SequenceState
+from headrace_scheduler.suspects import Suspects
 from headrace_scheduler.waiting import LOOKAHEAD, MAX_BYPASSED
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import Admission, Outcome, SequenceId, WorkerId
@@ -14,10 +15,19 @@ from headrace_shared.messages import Admission, Outcome, SequenceId, WorkerId
 class Admitter:
     """Owns the sequence ids and the counts of what was admitted."""
 
-    __slots__ = ("_registry", "_workers", "next_sequence_id", "num_admissions", "num_cached_tokens", "num_known_tokens")
+    __slots__ = (
+        "_registry",
+        "_suspects",
+        "_workers",
+        "next_sequence_id",
+        "num_admissions",
+        "num_cached_tokens",
+        "num_known_tokens",
+    )
 
-    def __init__(self, registry: Registry, workers: Mapping[WorkerId, WorkerLedger]) -> None:
+    def __init__(self, registry: Registry, workers: Mapping[WorkerId, WorkerLedger], suspects: Suspects) -> None:
         self._registry = registry
+        self._suspects = suspects
         self._workers = workers
         self.next_sequence_id = 1
         """Rises over all workers, and above every id in any snapshot: no worker meets one twice."""
@@ -47,6 +57,9 @@ class Admitter:
                 continue
             placed = self._find_place(sequence)
             if placed is None:
+                if sequence.request.is_suspect:
+                    position += 1  # it waits for its trial, and nobody for it
+                    continue
                 if blocked is None:
                     blocked = sequence
                     self._reserve_for(sequence)
@@ -81,13 +94,20 @@ class Admitter:
 
     def _find_place(self, sequence: Sequence) -> tuple[WorkerId, PrefixMatch] | None:
         reserved = self._registry.waiting.reserved
+        own = self._suspects.place_of(sequence.request) if sequence.request.is_suspect else None
+        if own is None and sequence.request.is_suspect:
+            return None
         matches: dict[WorkerId, PrefixMatch] = {}
         candidates: list[Candidate] = []
         for worker_id, ledger in self._workers.items():
             # Where a running sequence is short of blocks none is free: spare the look.
             if not ledger.accepting or ledger.short or len(ledger.running) >= ledger.max_stays:
                 continue
-            if reserved is not None and reserved[1] == worker_id and reserved[0].order < sequence.order:
+            if own is not None and own != worker_id:
+                continue
+            if own is None and ledger.trial is not None:
+                continue
+            if reserved is not None and reserved[1] == worker_id and reserved[0].order < sequence.order and own is None:
                 continue
             if not ledger.could_ever_hold(sequence.request):
                 continue
@@ -132,6 +152,8 @@ class Admitter:
                 copies=copies,
                 ack_subject=request.ack_subject,
                 stream_sequence=request.stream_sequence,
+                num_losses=request.num_losses,
+                suspicion=request.suspicion,
             )
         )
         self.num_admissions += 1

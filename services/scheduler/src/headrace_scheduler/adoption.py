@@ -29,6 +29,7 @@ def adopt(registry: Registry, ledger: WorkerLedger, snapshot: Iterable[SequenceS
         request = registry.requests.get(request_id)
         if request is None and not registry.has_ended(request_id):
             request = registry.own(admission.request, admission.ack_subject, admission.stream_sequence, 0)
+            request.num_losses, request.suspicion = admission.num_losses, admission.suspicion
             new.append(request)
         wanted = request is not None and _wants(request.sequences[admission.choice], admission.attempt)
         if request is None or not wanted:

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from headrace_shared.messages import (
     Admission,
+    DeadRequest,
     Extension,
     FinishReason,
+    LossRecord,
     RequestEnded,
     RequestId,
     RouterId,
@@ -36,7 +38,18 @@ class SchedulerConfig(NamedTuple):
     max_waiting: int = 256
     """Most sequences that wait in this process; the rest stays in the stream."""
     max_losses: int = 8
-    """A request that has lost its worker more often than this ends as failed."""
+    """A request that has lost its worker more often than this is given up, whoever is to blame."""
+
+
+class LossCause(Enum):
+    """Why a worker is gone, as far as it speaks against those who were on it (`suspects.py`)."""
+
+    HANDED_OVER = "handed over"
+    """It was told to leave, or let its sequences go."""
+    VANISHED = "vanished"
+    """Nothing is heard of it."""
+    FAILED = "failed"
+    """Its engine died or hangs."""
 
 
 class ChoiceLog(NamedTuple):
@@ -85,12 +98,16 @@ class EndedRequest(NamedTuple):
     stream_sequence: int
     detail: str = ""
     """For our own log: why it failed."""
+    dead: DeadRequest | None = None
+    """To be stored before `event` is published, with its `request` taken out unless prompts are to be kept."""
 
 
 class Decisions(NamedTuple):
     credits: dict[WorkerId, Credit]
     """Only workers that get something."""
     ended: list[EndedRequest]
+    losses: list[tuple[RequestId, LossRecord]]
+    """To be stored. Suspects wait until `recorded` says so."""
 
 
 class WorkerGauges(NamedTuple):
@@ -117,6 +134,8 @@ class Gauges(NamedTuple):
     """This and the following count since the start."""
     num_losses: int
     """Requests that lost a worker, or whose sequence the worker dropped."""
+    num_trials: int
+    """Workers that are kept for a suspect now."""
     num_admissions: int
     num_known_tokens: int
     """Of all admissions: prompt, and output of earlier attempts."""

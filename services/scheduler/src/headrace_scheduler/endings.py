@@ -1,21 +1,24 @@
 """Ends requests: publishes the terminal event on the token log, then acknowledges the queue message.
 
-The event is stored under the request's own message id, so that repeating it within the stream's dedupe window stores it
-once. An acknowledgement that fails for good is repeated when the queue offers the message again.
+A request that was given up goes into the stream of the dead before that. The event is stored under the request's own
+message id, so that repeating it within the stream's dedupe window stores it once. An acknowledgement that fails for
+good is repeated when the queue offers the message again.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import structlog
+from msgspec.structs import replace
 
 from headrace_scheduler.decisions import EndedRequest
 from headrace_shared import codec
 from headrace_shared.bus import Bus
-from headrace_shared.errors import BusError
-from headrace_shared.messages import RequestId
-from headrace_shared.subjects import tokens_subject
+from headrace_shared.errors import BusError, PayloadTooLarge
+from headrace_shared.messages import DeadRequest, RequestId
+from headrace_shared.subjects import dead_subject, tokens_subject
 
 MAX_ATTEMPTS = 8
 FIRST_DELAY_S = 0.1
@@ -29,8 +32,14 @@ log = structlog.get_logger(__name__)
 class Endings:
     """`run` is its task. `end` never waits; what is pending is bounded by the requests that this process owns."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(
+        self, bus: Bus, *, keep_dead_prompts: bool = False, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._bus = bus
+        self._keep_dead_prompts = keep_dead_prompts
+        self._wall_clock = wall_clock
+        self.num_dead = 0
+        """Given up, since the start."""
         self._queue: asyncio.Queue[EndedRequest] = asyncio.Queue()
         self._pending: dict[int, EndedRequest] = {}
         self._unsettled: OrderedDict[RequestId, EndedRequest] = OrderedDict()
@@ -81,9 +90,14 @@ class Endings:
         event = ended.event
         subject = tokens_subject(ended.router, event.request_id)
         is_told = False
+        is_buried = ended.dead is None
         delay_s = FIRST_DELAY_S
         for _ in range(MAX_ATTEMPTS):
             try:
+                if ended.dead is not None and not is_buried:
+                    await self._bury(ended.dead)
+                    is_buried = True
+                    self.num_dead += 1
                 if not is_told:
                     await self._bus.enqueue(subject, codec.encode(event), message_id=f"{event.request_id}-ended")
                     is_told = True
@@ -97,6 +111,15 @@ class Endings:
         self._unsettled[event.request_id] = ended
         if len(self._unsettled) > MAX_UNSETTLED:
             self._unsettled.popitem(last=False)
+
+    async def _bury(self, dead: DeadRequest) -> None:
+        dead = replace(dead, died_at=self._wall_clock(), request=dead.request if self._keep_dead_prompts else None)
+        subject = dead_subject(dead.model, dead.request_id)
+        message_id = f"{dead.request_id}-dead"
+        try:
+            await self._bus.enqueue(subject, codec.encode(dead), message_id=message_id)
+        except PayloadTooLarge:
+            await self._bus.enqueue(subject, codec.encode(replace(dead, request=None)), message_id=message_id)
 
     async def acknowledge(self, ack_subject: str) -> None:
         """Raises BusError. An empty subject belongs to a request that never came from the queue."""

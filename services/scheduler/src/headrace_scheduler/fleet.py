@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from headrace_scheduler.decisions import Adoption, WorkerFacts
+from headrace_scheduler.decisions import Adoption, LossCause, WorkerFacts
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.worker_link import WorkerLink
 from headrace_shared import codec
@@ -31,10 +31,10 @@ from headrace_shared.messages import (
 )
 from headrace_shared.subjects import worker_lease_key
 
-SILENCE_S = 2.0
-"""A worker without Hello or Progress for so long is lost."""
-HANG_S = 15.0
-"""A worker whose iterations stand still for so long is lost. It should have given up its engine by itself before."""
+SILENCE_S = 1.8
+"""A worker without Hello or Progress for so long is lost: noticed within two seconds. Progress comes every 0.4 s."""
+HANG_MARGIN_S = 1.0
+"""A worker whose iterations stand still should have given up its engine by itself; so much later it is lost."""
 BANISH_S = 30.0
 """A worker that hung is not leased again for so long."""
 TICK_S = 0.1
@@ -79,6 +79,7 @@ class Fleet:
         on_adoption: Callable[[Adoption, Sequence[SequenceSnapshot]], None],
         on_usurped: Callable[[str], None],
         num_schedulers: Callable[[], int],
+        hang_timeout_s: float = 8.0,
     ) -> None:
         self._core = core
         self._bus = bus
@@ -89,6 +90,7 @@ class Fleet:
         self._on_adoption = on_adoption
         self._on_usurped = on_usurped
         self._num_schedulers = num_schedulers
+        self._hang_timeout_s = hang_timeout_s
         self._workers: dict[WorkerId, _Worker] = {}
         self._connected_since: float | None = None
         self._ticked_at = clock()
@@ -123,7 +125,8 @@ class Fleet:
         worker.hello = hello
         worker.heard_at = now
         if hello.state is WorkerState.LEAVING:
-            self._lose(hello.worker, "it leaves")
+            cause = LossCause.FAILED if hello.failure else LossCause.HANDED_OVER
+            self._lose(hello.worker, hello.failure or "it leaves", cause)
             return
         self._core().set_accepting(hello.worker, hello.state is WorkerState.READY)
         if worker.link is not None and worker.link.is_active and hello.epoch < worker.link.epoch:
@@ -176,9 +179,9 @@ class Fleet:
                 continue
             if not moves:
                 worker.link.iterated_at = now
-            elif now - worker.link.iterated_at > HANG_S:
+            elif now - worker.link.iterated_at > self._hang_timeout_s + HANG_MARGIN_S:
                 worker.adopt_at = now + BANISH_S
-                self._lose(worker_id, "its engine hangs")
+                self._lose(worker_id, "its engine hangs", LossCause.FAILED)
 
     async def release_all(self) -> None:
         """Gives every lease up, so that peers adopt the workers at once."""
@@ -196,7 +199,7 @@ class Fleet:
     def drop_all(self) -> None:
         """Every worker's sequences count for nothing any more; leases that are still ours are adopted anew."""
         for worker_id, worker in self._workers.items():
-            self._core().worker_lost(worker_id, self._clock())
+            self._core().worker_lost(worker_id, self._clock(), LossCause.HANDED_OVER)
             worker.last_epoch = 0
             if worker.link is not None:
                 worker.link.broken = "everything was dropped"
@@ -231,7 +234,7 @@ class Fleet:
         for worker_id, worker in list(self._workers.items()):
             silent_for_s = now - max(worker.heard_at, self._connected_since)
             if silent_for_s > SILENCE_S and worker.hello.state is not WorkerState.LEAVING:
-                self._lose(worker_id, "it is silent")
+                self._lose(worker_id, "it is silent", LossCause.VANISHED)
                 worker.free_since = None
             if worker.link is not None:
                 worker.link.tick(now)
@@ -248,14 +251,14 @@ class Fleet:
         worker.link = None
         worker.free_since = now - COURTESY_S
 
-    def _lose(self, worker_id: WorkerId, reason: str) -> None:
+    def _lose(self, worker_id: WorkerId, reason: str, cause: LossCause) -> None:
         worker = self._workers[worker_id]
         if worker.link is None and not worker.last_epoch:
             return
         log.warning("worker lost", worker=worker_id, reason=reason)
         worker.link = None
         worker.last_epoch = 0
-        self._core().worker_lost(worker_id, self._clock())
+        self._core().worker_lost(worker_id, self._clock(), cause, reason)
         self._wake()
 
     async def _drop_dead(self) -> None:

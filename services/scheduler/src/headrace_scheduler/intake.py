@@ -14,6 +14,7 @@ from msgspec import Struct
 from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import AddResult, EndedRequest
 from headrace_scheduler.endings import Endings
+from headrace_scheduler.losses import Losses
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.token_log import read_log
 from headrace_shared import codec
@@ -54,6 +55,7 @@ class Intake:
         core: Callable[[], Scheduler],
         endings: Endings,
         cancellations: Cancellations,
+        losses: Losses,
         *,
         max_deliveries: int,
         may_pull: Callable[[], bool],
@@ -65,6 +67,7 @@ class Intake:
         self._core = core
         self._endings = endings
         self._cancellations = cancellations
+        self._losses = losses
         self._max_deliveries = max_deliveries
         self._may_pull = may_pull
         self._wake = wake
@@ -97,24 +100,26 @@ class Intake:
             log.error("request too large", request_id=request_id, num_bytes=len(delivery.data))
             self._fail(delivery, request, "The prompt and its answer are too long.", code="context_length_exceeded")
             return
-        logs = None
+        logs = losses = None
         if delivery.num_delivered > 1:
             known = await read_log(self._bus, request.router, request_id)
             if known.has_ended:
                 await self._endings.acknowledge(delivery.ack_subject)
                 return
             logs = known.choices
+            losses = await self._losses.read(request_id)
         result = self._core().add_request(
-            request, delivery.ack_subject, delivery.stream_sequence, delivery.num_delivered, self._clock(), logs
+            request, delivery.ack_subject, delivery.stream_sequence, delivery.num_delivered, self._clock(), logs, losses
         )
         if result is AddResult.ENDED:
             if not self._endings.end_again(request_id, delivery.ack_subject):
                 await self._endings.acknowledge(delivery.ack_subject)
             return
         if result is AddResult.ADDED and delivery.num_delivered > self._max_deliveries:
-            log.error("request given up", request_id=request_id, num_delivered=delivery.num_delivered)
-            self._core().forget(request_id)
-            self._fail(delivery, request, "The request was interrupted too often.")
+            # Broker and schedulers count deliveries for us: what makes schedulers die is bounded as well.
+            reason = f"taken from the queue {delivery.num_delivered} times"
+            self._core().give_up(request_id, reason, self._clock())
+            self._wake()
             return
         self._cancellations.on_added(request_id, delivery)
         self._wake()

@@ -88,6 +88,7 @@ class WorkerLedger:
         "running",
         "short",
         "stays",
+        "trial",
     )
 
     def __init__(
@@ -106,6 +107,8 @@ class WorkerLedger:
         self.backlog = 0
         """Sum of `num_backlog` of the running stays."""
         self.accepting = True
+        self.trial: OwnedRequest | None = None
+        """The suspect that this worker is kept for: nobody else runs on it (`suspects.py`)."""
         self.credit = Credit()
 
     def could_ever_hold(self, request: OwnedRequest) -> bool:
@@ -294,6 +297,7 @@ class WorkerLedger:
             assert sequence.state is SequenceState.RUNNING, (stay.sequence_id, sequence.state)
             assert len(stay.block_ids) <= self._num_blocks(sequence.request.num_positions), stay.block_ids
             assert stay.num_computed <= sequence.num_tokens, (stay.num_computed, sequence.num_tokens)
+            assert self.trial is None or sequence.request is self.trial, "somebody runs beside a suspect on trial"
         assert len(running) <= self.max_stays, (len(running), self.facts)
 
     def _num_blocks(self, num_positions: int) -> int:

@@ -10,7 +10,7 @@ from headrace_scheduler.decisions import EndedRequest
 from headrace_scheduler.ledger import Stay
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
 from headrace_scheduler.waiting import WaitingList
-from headrace_shared.messages import Outcome, Request, RequestEnded, RequestId
+from headrace_shared.messages import DeadRequest, Outcome, Request, RequestEnded, RequestId
 
 MAX_REMEMBERED = 16_384
 """Ended requests that are recognised in a late snapshot or redelivery: more than end within a lease or an ack wait."""
@@ -127,6 +127,11 @@ class Registry:
         request.code, request.message, request.detail = code, message, detail
         self.end_all(request, Outcome.FAILED)
 
+    def quarantine(self, request: OwnedRequest, code: str, message: str, detail: str) -> None:
+        """Fails a request for good: it is kept for an operator."""
+        request.is_dead = True
+        self.fail(request, code, message, detail)
+
     def forget(self, request_id: RequestId) -> EndedRequest | None:
         """Drops a request without a terminal event. Returns the event that will not be."""
         request = self.requests.get(request_id)
@@ -174,13 +179,33 @@ class Registry:
         outcome = request.outcome()
         request_id = request.request.request_id
         event = RequestEnded(request_id=request_id, outcome=outcome, code=request.code, message=request.message)
-        self.ended.append(
-            EndedRequest(event, request.request.router, request.ack_subject, request.stream_sequence, request.detail)
+        dead = _dead(request) if request.is_dead else None
+        ended = EndedRequest(
+            event, request.request.router, request.ack_subject, request.stream_sequence, request.detail, dead
         )
+        self.ended.append(ended)
         del self.requests[request_id]
         self._remembered[request_id] = None
         if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
+
+
+def _dead(owned: OwnedRequest) -> DeadRequest:
+    request = owned.request
+    return DeadRequest(
+        request_id=request.request_id,
+        router=request.router,
+        model=request.model,
+        reason=owned.detail,
+        num_prompt_tokens=owned.prompt_length,
+        num_output_tokens=owned.num_generated,
+        num_choices=request.num_choices,
+        max_tokens=request.stop.max_tokens,
+        lane=request.lane,
+        tenant=request.tenant,
+        losses=owned.loss_reasons,
+        request=request,
+    )
 
 
 def is_prompt_computed(sequence: Sequence) -> bool:

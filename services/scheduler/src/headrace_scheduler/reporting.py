@@ -8,6 +8,7 @@ from headrace_shared.service import Service
 from headrace_shared.telemetry import Instrument
 
 UNUSABLE = Instrument("counter", "headrace_messages_unusable_total", "Queue messages that no scheduler can read.")
+DEAD = Instrument("counter", "headrace_requests_dead_total", "Requests that were given up and kept in the stream DEAD.")
 
 
 class Reporting:
@@ -26,6 +27,8 @@ class Reporting:
         self._blocks_referenced = metrics.gauge(telemetry.BLOCKS_REFERENCED).labels(model)
         self._blocks_awaiting = metrics.gauge(telemetry.BLOCKS_AWAITING).labels(model)
         self._unusable = metrics.counter(UNUSABLE)
+        self._dead = metrics.counter(DEAD)
+        self._num_dead = 0
         self._last: Gauges | None = None
         self._oldest_wait_s = 0.0
         self._num_refused = 0
@@ -52,6 +55,8 @@ class Reporting:
         self._blocks_awaiting.set(sum(worker.num_awaiting for worker in workers))
         self._unusable.inc(self._intake.num_refused - self._num_refused)
         self._num_refused = self._intake.num_refused
+        self._dead.inc(self._endings.num_dead - self._num_dead)
+        self._num_dead = self._endings.num_dead
 
     def gauges(self) -> dict[str, float]:
         """For Telemetry."""
@@ -69,5 +74,7 @@ class Reporting:
             "num_workers": len(gauges.workers),
             "num_preemptions": gauges.num_preemptions,
             "num_losses": gauges.num_losses,
+            "num_trials": gauges.num_trials,
+            "num_dead": self._endings.num_dead,
             "num_ending": self._endings.num_pending,
         }

@@ -5,7 +5,7 @@ returns. Each event method leaves every structure consistent (`check_integrity`)
 """
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from headrace_scheduler.admission import Admitter
 from headrace_scheduler.adoption import FAILED_MESSAGE, adopt, block_tables
@@ -16,14 +16,17 @@ from headrace_scheduler.decisions import (
     Credit,
     Decisions,
     Gauges,
+    LossCause,
     SchedulerConfig,
     WorkerFacts,
 )
 from headrace_scheduler.ledger import Stay, WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
+from headrace_scheduler.suspects import MESSAGE, QUARANTINED, Suspects
 from headrace_shared.messages import (
     CancelReason,
+    LossRecord,
     Outcome,
     Progress,
     Request,
@@ -50,7 +53,8 @@ class Scheduler:
         self._config = config or SchedulerConfig()
         self._registry = Registry()
         self._workers: dict[WorkerId, WorkerLedger] = {}
-        self._admitter = Admitter(self._registry, self._workers)
+        self._suspects = Suspects(self._registry, self._workers, self._config.max_losses)
+        self._admitter = Admitter(self._registry, self._workers, self._suspects)
         self._num_preemptions = 0
         self._num_losses = 0
 
@@ -71,6 +75,7 @@ class Scheduler:
             ledger.accepting = old.accepting
         self._workers[worker_id] = ledger
         new = adopt(self._registry, ledger, snapshot)
+        self._suspects.adopted(ledger)
         self._admitter.see(item.admission.sequence_id for item in snapshot)
         for request in new:
             self._registry.unpark(request)
@@ -79,14 +84,26 @@ class Scheduler:
         incomplete = [request.request.request_id for request in new if request.in_state(SequenceState.UNKNOWN)]
         return Adoption(tuple(ids), tuple(incomplete))
 
-    def worker_lost(self, worker_id: WorkerId, now: float) -> None:
+    def worker_lost(
+        self, worker_id: WorkerId, now: float, cause: LossCause = LossCause.VANISHED, reason: str = ""
+    ) -> None:
         """Died, leaves, or its lease is gone. Its sequences wait again, with their output. Unknown: no-op."""
         self._registry.now = now
         ledger = self._workers.pop(worker_id, None)
         if ledger is None:
             return
-        self._count_losses({id(r): r for r in self._abandon(ledger)}.values())
+        requests = list({id(r): r for r in self._abandon(ledger)}.values())
+        self._num_losses += len(requests)
+        self._suspects.lost(ledger, requests, cause, f"{worker_id}: {reason or cause.value}")
         self._registry.may_admit = True
+
+    def recorded(self, request_id: RequestId, now: float) -> None:
+        """The loss that `Decisions` told of is stored. Unknown: no-op."""
+        self._registry.now = now
+        request = self._registry.requests.get(request_id)
+        if request is not None:
+            request.is_recorded = True
+            self._registry.may_admit = True
 
     def set_accepting(self, worker_id: WorkerId, accepting: bool) -> None:
         """Whether the worker gets new sequences (false while it drains). Unknown: no-op."""
@@ -103,10 +120,12 @@ class Scheduler:
         num_delivered: int,
         now: float,
         logs: Mapping[int, ChoiceLog] | None = None,
+        losses: LossRecord | None = None,
     ) -> AddResult:
         """A message of the queue. `logs` (by choice) is needed when `num_delivered` > 1: choices absent from it start
-        afresh. For a known request its ack subject is replaced, and `logs`, if given, are taken as by `restore`. A
-        Cancel that came earlier is not remembered here: look for its tombstone after this."""
+        afresh; and so is what is stored of its `losses`. For a known request its ack subject is replaced, and `logs`,
+        if given, are taken as by `restore`. A Cancel that came earlier is not remembered here: look for its tombstone
+        after this."""
         self._registry.now = now
         known = self._registry.requests.get(request.request_id)
         if known is not None:
@@ -119,8 +138,18 @@ class Scheduler:
             return AddResult.KNOWN if is_pending else AddResult.ENDED
         base_attempt = (max(1, num_delivered) - 1) * ATTEMPTS_PER_DELIVERY
         owned = self._registry.own(request, ack_subject, stream_sequence, base_attempt)
+        if losses is not None:
+            self._suspects.recall(owned, losses)
         self._restore(owned, logs or {})
+        self._suspects.set_goals(owned)
         return AddResult.ADDED
+
+    def give_up(self, request_id: RequestId, reason: str, now: float) -> None:
+        """Ends a request as one that is never to be tried again. Unknown: no-op."""
+        self._registry.now = now
+        request = self._registry.requests.get(request_id)
+        if request is not None:
+            self._registry.quarantine(request, QUARANTINED, MESSAGE, reason)
 
     def restore(self, request_id: RequestId, logs: Mapping[int, ChoiceLog], now: float) -> None:
         """Tells what the log knows of an adopted request. A choice whose log has a later attempt than the adopted one
@@ -176,6 +205,8 @@ class Scheduler:
             stay = stays.get(sequence_id)
             if stay is not None:
                 self._confirm(ledger, stay)
+        if ledger.trial is not None and ledger.running:
+            self._suspects.review(ledger)
 
     def schedule(self, now: float) -> Decisions:
         """Extends, preempts and admits, and hands out all that was decided since the last call. Call it after each
@@ -187,6 +218,8 @@ class Scheduler:
                 for stay in ledger.extend():
                     self._preempt(stay)
         if registry.may_admit:
+            for stay in self._suspects.assign():
+                self._make_way(stay)
             self._admitter.admit()
         credits: dict[WorkerId, Credit] = {}
         for worker_id, ledger in self._workers.items():
@@ -195,7 +228,9 @@ class Scheduler:
                 credits[worker_id] = credit
         ended = registry.ended
         registry.ended = []
-        return Decisions(credits, ended)
+        losses = self._suspects.records
+        self._suspects.records = []
+        return Decisions(credits, ended, losses)
 
     def room(self) -> int:
         """How many more sequences (choices, not requests) intake may pull now. 0 without a worker."""
@@ -224,6 +259,7 @@ class Scheduler:
             num_running=sum(len(ledger.running) for ledger in self._workers.values()),
             num_preemptions=self._num_preemptions,
             num_losses=self._num_losses,
+            num_trials=sum(ledger.trial is not None for ledger in self._workers.values()),
             num_admissions=self._admitter.num_admissions,
             num_known_tokens=self._admitter.num_known_tokens,
             num_cached_tokens=self._admitter.num_cached_tokens,
@@ -301,7 +337,7 @@ class Scheduler:
             ledger.stop(stay, tell=False)
             self._registry.detach(sequence)
             self._registry.leave(sequence)
-            self._count_losses([sequence.request])
+            self._num_losses += 1
         elif sequence is not None:
             self._registry.detach(sequence)
         ledger.confirm(stay)
@@ -314,11 +350,9 @@ class Scheduler:
         sequence.num_preemptions += 1
         self._registry.leave(sequence)
 
-    def _count_losses(self, requests: Iterable[OwnedRequest]) -> None:
-        for request in requests:
-            self._num_losses += 1
-            request.num_losses += 1
-            if request.num_losses > self._config.max_losses and request.num_open:
-                self._registry.fail(
-                    request, "internal_error", "The request was interrupted too often.", f"{request.num_losses} losses"
-                )
+    def _make_way(self, stay: Stay) -> None:
+        """As a preemption, but nobody's fault: it returns without having to leave more room."""
+        sequence = stay.sequence
+        assert sequence is not None, stay.sequence_id
+        stay.ledger.stop(stay, tell=True)
+        self._registry.leave(sequence)

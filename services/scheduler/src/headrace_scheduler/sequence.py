@@ -39,6 +39,9 @@ TRANSITIONS: Mapping[SequenceState, frozenset[SequenceState]] = {
     _ENDED: frozenset(),
 }
 
+SUSPECT_AT = 2
+"""Losses that weigh so much make a request a suspect."""
+
 Order = tuple[int, int, int]
 """Stream sequence, arrival here, choice: the order of first arrival, the same for every scheduler."""
 
@@ -48,6 +51,7 @@ class Sequence:
 
     __slots__ = (
         "choice",
+        "goal",
         "last_attempt",
         "next_attempt",
         "num_bypassed",
@@ -74,6 +78,8 @@ class Sequence:
         self.stay: Stay | None = None
         """The latest one, until the worker confirms its release: late progress of a preempted stay still counts."""
         self.outcome: Outcome | None = None
+        self.goal = 0
+        """Length of the output that acquits it (`suspects.py`)."""
         self.num_preemptions = 0
         self.num_bypassed = 0
         """Younger sequences that were admitted while this one, the oldest that did not fit, was waiting."""
@@ -129,7 +135,11 @@ class OwnedRequest:
         "arrival",
         "code",
         "detail",
+        "is_dead",
+        "is_recorded",
+        "loss_reasons",
         "message",
+        "num_acquittals",
         "num_losses",
         "num_open",
         "num_positions",
@@ -137,6 +147,7 @@ class OwnedRequest:
         "request",
         "sequences",
         "stream_sequence",
+        "suspicion",
     )
 
     def __init__(
@@ -151,7 +162,16 @@ class OwnedRequest:
         self.num_positions = self.prompt_length + request.stop.max_tokens - 1
         """Most positions that are ever computed: the last token's keys and values are not needed."""
         self.num_losses = 0
-        """Times that it lost its worker."""
+        """Workers that were lost with it on board."""
+        self.suspicion = 0
+        """What these losses weigh against it, since it was last acquitted."""
+        self.num_acquittals = 0
+        self.loss_reasons: tuple[str, ...] = ()
+        """Of the latest losses, oldest first."""
+        self.is_recorded = True
+        """Its losses are where a successor of ours will find them: it may touch another worker."""
+        self.is_dead = False
+        """It ends because it was given up."""
         self.code = ""
         self.message = ""
         self.detail = ""
@@ -162,6 +182,15 @@ class OwnedRequest:
         self.sequences = [
             Sequence(self, choice, SequenceState.UNKNOWN, base_attempt) for choice in range(request.num_choices)
         ]
+
+    @property
+    def is_suspect(self) -> bool:
+        """It runs alone, or not at all."""
+        return self.suspicion >= SUSPECT_AT
+
+    @property
+    def num_generated(self) -> int:
+        return sum(len(sequence.output) for sequence in self.sequences)
 
     def root(self, block_size: int) -> BlockHash:
         root = self._roots.get(block_size)

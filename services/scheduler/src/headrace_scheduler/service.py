@@ -15,6 +15,7 @@ from headrace_scheduler.decisions import Adoption, Decisions, SchedulerConfig
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.fleet import Fleet
 from headrace_scheduler.intake import Intake
+from headrace_scheduler.losses import Losses
 from headrace_scheduler.peers import Peers
 from headrace_scheduler.reporting import Reporting
 from headrace_scheduler.scheduler import Scheduler
@@ -29,7 +30,9 @@ from headrace_shared.service import Service
 from headrace_shared.subjects import (
     ACK_WAIT_S,
     CANCELS,
+    DEAD,
     LEASES,
+    LOSSES,
     TOKENS,
     all_hellos_of,
     progress_subject,
@@ -77,7 +80,8 @@ class SchedulerService:
         scheduler_id = SchedulerId(service.id)
         self._leases = Leases(bus, LEASES.name, scheduler_id, clock)
         self._peers = Peers(scheduler_id, self._model, clock)
-        self._endings = Endings(bus)
+        self._endings = Endings(bus, keep_dead_prompts=settings.dead_prompts)
+        self._losses = Losses(bus, self._on_loss_stored)
         self._cancellations = Cancellations(bus, self._cancel)
         self.fleet = Fleet(
             self._get_core,
@@ -89,6 +93,7 @@ class SchedulerService:
             on_adoption=self._on_adoption,
             on_usurped=self._start_anew,
             num_schedulers=lambda: self._peers.num_schedulers,
+            hang_timeout_s=settings.hang_timeout_s,
         )
         self._intake = Intake(
             bus,
@@ -96,6 +101,7 @@ class SchedulerService:
             self._get_core,
             self._endings,
             self._cancellations,
+            self._losses,
             max_deliveries=settings.max_deliveries,
             may_pull=lambda: self.fleet.has_active,
             wake=self._wake.set,
@@ -111,6 +117,7 @@ class SchedulerService:
         service.spawn(self.fleet.run(), "fleet")
         service.spawn(self._endings.run(), "endings")
         service.spawn(self._cancellations.run(), "tombstones")
+        service.spawn(self._losses.run(), "losses")
         service.spawn(self._schedule(), "passes")
         service.spawn(self._show_life(), "signs-of-life")
         service.spawn(self._watch(), "watch")
@@ -126,11 +133,12 @@ class SchedulerService:
     async def _set_up(self) -> None:
         settings = self._settings
         await self._bus.ensure_stream(requests_stream(settings.queue_max_messages, settings.queue_max_bytes))
-        for spec in (TOKENS, CANCELS):
+        for spec in (TOKENS, CANCELS, DEAD):
             await self._bus.ensure_stream(spec)
         for lane in Lane:
             await self._bus.ensure_consumer(requests_consumer(self._model, lane))
-        await self._bus.ensure_bucket(LEASES)
+        for bucket in (LEASES, LOSSES):
+            await self._bus.ensure_bucket(bucket)
         await self._leases.open()
         await self._cancellations.open()
         await self._peers.open(self._bus)
@@ -169,6 +177,8 @@ class SchedulerService:
                 log.warning("request failed", request_id=ended.event.request_id, detail=ended.detail)
             self._reporting.count(ended)
             self._endings.end(ended)
+        for request_id, record in decisions.losses:
+            self._losses.store(request_id, record)
 
     async def _show_life(self) -> None:
         """Keeps the queue from offering to others what we hold."""
@@ -281,6 +291,10 @@ class SchedulerService:
 
     def _cancel(self, cancel: Cancel) -> None:
         self.core.cancel(cancel.request_id, cancel.choice, cancel.reason, self._clock())
+        self._wake.set()
+
+    def _on_loss_stored(self, request_id: RequestId) -> None:
+        self.core.recorded(request_id, self._clock())
         self._wake.set()
 
     def _get_core(self) -> Scheduler:

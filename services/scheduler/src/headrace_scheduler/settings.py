@@ -19,6 +19,11 @@ class SchedulerSettings(QueueSettings, frozen=True, kw_only=True):
     max_waiting: Annotated[int, Meta(ge=1, le=100_000)] = 256
     """Most sequences that wait in this process; the others stay in the queue."""
     max_losses: Annotated[int, Meta(ge=0)] = 8
-    """A request that has lost its worker more often than this fails."""
+    """A request that has lost its worker more often than this is given up, whoever is to blame."""
     max_deliveries: Annotated[int, Meta(ge=1)] = 5
-    """A request that was taken from the queue more often than this, and never finished, fails."""
+    """A request that was taken from the queue more often than this, and never finished, is given up."""
+    dead_prompts: bool = False
+    """Keep the prompts of requests that were given up, so that `headrace dead requeue` can try them again."""
+    hang_timeout_s: Annotated[float, Meta(gt=0)] = 8.0
+    """As the worker's setting of this name: a worker that should have given up its engine by itself, and a second more,
+    is lost."""

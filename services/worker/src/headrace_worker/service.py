@@ -55,6 +55,8 @@ class WorkerService:
         self._clock = clock
         self._id = WorkerId(service.id)
         self._state = WorkerState.LOADING
+        self._failure = ""
+        """Why it has to leave."""
         self._model = settings.served_name or served_name(settings.model)
         self._facts: Loaded | None = None
         self._session: Session | None = None
@@ -145,8 +147,8 @@ class WorkerService:
         self._set_state(WorkerState.READY)
         log.info("ready", model=self._model, num_blocks=self._facts.num_blocks, device=self._facts.device)
         tasks = [
-            self._service.spawn(self._read(link, session), "engine"),
-            self._service.spawn(self._tick(session), "tick"),
+            self._service.spawn(self._told(self._read(link, session)), "engine"),
+            self._service.spawn(self._told(self._tick(session)), "tick"),
             self._service.spawn(self._resume(session), "resume"),
         ]
         try:
@@ -157,6 +159,14 @@ class WorkerService:
             for task in tasks:
                 task.cancel()
             await subscription.close()
+
+    async def _told(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever ends `work` is told to schedulers: it may be the fault of what was running."""
+        try:
+            await work
+        except Exception as error:
+            self._failure = str(error) or type(error).__name__
+            raise
 
     async def _read(self, link: EngineLink, session: Session) -> None:
         while True:
@@ -195,7 +205,8 @@ class WorkerService:
         try:
             call()
         except EngineDied as error:
-            self._service.fail(str(error))
+            self._failure = str(error)
+            self._service.fail(self._failure)
 
     async def _say_hello(self) -> None:
         while True:
@@ -219,6 +230,7 @@ class WorkerService:
             context=facts.context if facts is not None else 0,
             max_sequences=facts.max_sequences if facts is not None else 0,
             tokens_per_iteration=facts.tokens_per_iteration if facts is not None else 0,
+            failure=self._failure if self._state is WorkerState.LEAVING else "",
         )
         with contextlib.suppress(BusError):  # the next one is soon
             self._bus.publish(hello_subject(self._model, self._id), codec.encode(hello))

@@ -37,7 +37,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     """Python module that runs as the engine process."""
     load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
     """Longest time until the engine has loaded the model and generated a token."""
-    hang_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    hang_timeout_s: Annotated[float, Meta(gt=0)] = 8.0
     """The engine is given up if it finishes no iteration for so long while it has something to compute."""
 
     def engine_config(self) -> EngineConfig:
