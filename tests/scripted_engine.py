@@ -208,6 +208,7 @@ def load(
         tokens_per_iteration=config.tokens_per_iteration,
         model=config.served_name or config.model,
         looks_ahead=os.environ.get("SCRIPTED_LOOKS_AHEAD", "1") == "1",
+        num_stages=config.place.pipeline_parallel,
         checks=os.environ.get("SCRIPTED_CHECKS", "1") == "1",
         step_s=float(os.environ.get("SCRIPTED_STEP_S", "0.002")),
         card=card,

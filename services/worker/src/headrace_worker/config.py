@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from headrace_worker.parallel.place import RankPlace
+
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
     model: str = "smollm2-135m"
@@ -24,3 +26,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """auto: kernels compiled for this CPU, or torch's own where there is no C++ compiler; off: torch's own."""
     num_threads: int = 0
     """CPU threads for tensor work; 0: all cores that this process may use."""
+    place: RankPlace = RankPlace()
+    """Which rank of the engine this process is."""

@@ -2,13 +2,17 @@
 
 To the engine: `Load` once, then the bytes of each `Grant` as they came from the broker (a prompt is never encoded
 again), and `Reset`. From it: `Loading` while it loads, the tokenizer in parts, `Loaded` (or `Refused`), then one
-`Iteration` for each iteration.
+`Iteration` for each iteration. An engine of several ranks has a process and such a connection for each: all are sent
+`Load`, only the first one more than that, and each sends `Beat` twice a second and, when it fails, `RankFailed`.
 """
 
 import struct
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from msgspec import Struct
 
+from headrace_shared.errors import ProtocolError
 from headrace_shared.messages import Grant, ModelCard, SequenceId
 from headrace_worker.config import EngineConfig
 from headrace_worker.iteration import SequenceResult
@@ -74,5 +78,51 @@ class Iteration(Struct, frozen=True, tag=True, kw_only=True):
     elapsed_s: float = 0.0
 
 
+class Beat(Struct, frozen=True, tag=True, kw_only=True):
+    """A rank lives."""
+
+    is_serving: bool
+    """It has loaded its part of the model."""
+    is_busy: bool
+    """With an iteration."""
+    num_steps: int
+    """Finished since the start: if it is busy and this does not change, it hangs."""
+    memory_bytes: int
+    """That the process occupies in main memory."""
+    device_bytes: int
+    """That it has allocated on its GPU; 0 without one."""
+
+
+class RankFailed(Struct, frozen=True, tag=True, kw_only=True):
+    """The last frame of a rank that raised an exception."""
+
+    problem: str
+    is_consequence: bool
+    """Another rank is lost, which explains it."""
+
+
 ToEngine = Load | Grant | Reset
-FromEngine = Loading | TokenizerPart | Loaded | Refused | Iteration
+FromEngine = Loading | TokenizerPart | Loaded | Refused | Iteration | Beat | RankFailed
+
+
+def framed(data: bytes) -> bytes:
+    """With its header. Raises ProtocolError above MAX_FRAME_BYTES."""
+    if len(data) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"frame of {len(data)} bytes exceeds {MAX_FRAME_BYTES}")
+    return HEADER.pack(len(data)) + data
+
+
+def read_frames(stream: BinaryIO) -> Iterator[bytes]:
+    """The frames of a blocking stream, without headers. Ends when the other end is closed, also within a frame. Raises
+    ProtocolError above MAX_FRAME_BYTES."""
+    while True:
+        header = stream.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return
+        (size,) = HEADER.unpack(header)
+        if size > MAX_FRAME_BYTES:
+            raise ProtocolError(f"frame of {size} bytes exceeds {MAX_FRAME_BYTES}")
+        data = stream.read(size)
+        if len(data) < size:
+            return
+        yield data

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -43,17 +44,20 @@ class EngineLink:
         self._writer = writer
 
     @classmethod
-    async def start(cls, module: str) -> "EngineLink":
+    async def start(
+        cls, module: str, *, inherited: Sequence[int] = (), environ: Mapping[str, str] | None = None
+    ) -> "EngineLink":
         """Starts `python -m module FD`. Its stderr is ours. It dies with us, also while it still imports its libraries
-        or loads its model."""
+        or loads its model. `inherited`: further descriptors that it has under the same numbers; `environ`: set in its
+        environment unless the user has set it."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
                 *tethered([sys.executable, "-m", module, str(theirs.fileno())], signal.SIGKILL),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env=BOUNDED_SPINNING | os.environ,
+                pass_fds=(theirs.fileno(), *inherited),
+                env={**BOUNDED_SPINNING, **(environ or {}), **os.environ},
             )
         except BaseException:
             ours.close()
@@ -66,6 +70,12 @@ class EngineLink:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends the process a signal, if it is still there."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
 
     def send(self, frame: Struct) -> None:
         self.send_bytes(codec.encode(frame))

@@ -2,6 +2,9 @@
 
 `python -m headrace_worker.engine_process FD`, where FD is a socket to the I/O process. One thread reads frames, the
 main thread runs iterations, so that no broker ever sits between two kernel launches. It dies at once with its parent.
+
+An engine of several ranks has such a process for each: the first does as said, the others do to their engines what the
+first does to its own.
 """
 
 import os
@@ -12,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import msgspec
 
@@ -30,8 +34,6 @@ from headrace_shared.messages import (
 )
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import (
-    HEADER,
-    MAX_FRAME_BYTES,
     TOKENIZER_PART_BYTES,
     Iteration,
     Load,
@@ -41,9 +43,12 @@ from headrace_worker.engine_frames import (
     Reset,
     ToEngine,
     TokenizerPart,
+    framed,
+    read_frames,
 )
 from headrace_worker.iteration import Engine, EngineFacts, Report
 from headrace_worker.loop import IterationLoop, StepResult
+from headrace_worker.parallel.rank import Rank
 
 Loader = Callable[[EngineConfig, Report], Engine]
 
@@ -57,29 +62,52 @@ def run(load: Loader, argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=int(argv[0])) as connection:
-        frames = _read_frames(connection)
-        first = codec.decode(next(frames), Load)
+        frames = read_frames(connection.makefile("rb"))
+        config = codec.decode(next(frames), Load).config
+        outlet = Outlet(connection)
         inbox: queue.Queue[ToEngine] = queue.Queue(MAX_QUEUED_FRAMES)
         threading.Thread(target=_fill, args=(frames, inbox), name="frames", daemon=True).start()
-
-        def report(stage: str, current: int, total: int) -> None:
-            _send(connection, Loading(stage=stage, current=current, total=total))
-
         try:
-            engine = load(first.config, report)
+            if config.place.world_size == 1:
+                _serve(load(config, outlet.report), inbox, outlet)
+            with Rank(config.place, outlet.send) as rank:
+                rank.join()
+                engine = load(config, outlet.report)
+                if config.place.is_leader:
+                    _serve(rank.lead(engine), inbox, outlet)
+                rank.follow(engine)
         except ConfigError as error:
-            _send(connection, Refused(key=error.key, problem=error.problem))
+            outlet.send(Refused(key=error.key, problem=error.problem))
             return EXIT_REFUSED
-        loop = IterationLoop(engine)
-        report("warming up", 0, 1)
-        _warm_up(loop, engine.facts)
-        _announce(connection, engine.facts)
-        generation = 0
-        while True:
-            result = loop.step()
-            if result is not None:
-                _send(connection, _iteration(result, generation))
-            generation = _take(inbox, loop, generation, wait=result is None)
+
+
+class Outlet:
+    """The way to the I/O process, open to several threads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, frame: msgspec.Struct) -> None:
+        data = framed(codec.encode(frame))
+        with self._lock:
+            self._connection.sendall(data)
+
+    def report(self, stage: str, current: int, total: int) -> None:
+        self.send(Loading(stage=stage, current=current, total=total))
+
+
+def _serve(engine: Engine, inbox: "queue.Queue[ToEngine]", outlet: Outlet) -> NoReturn:
+    loop = IterationLoop(engine)
+    outlet.report("warming up", 0, 1)
+    _warm_up(loop, engine.facts)
+    _announce(outlet, engine.facts)
+    generation = 0
+    while True:
+        result = loop.step()
+        if result is not None:
+            outlet.send(_iteration(result, generation))
+        generation = _take(inbox, loop, generation, wait=result is None)
 
 
 def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, generation: int, wait: bool) -> int:
@@ -126,12 +154,12 @@ def _warm_up(loop: IterationLoop, facts: EngineFacts) -> None:
         raise RuntimeError("warm-up generated nothing")
 
 
-def _announce(connection: socket.socket, facts: EngineFacts) -> None:
+def _announce(outlet: Outlet, facts: EngineFacts) -> None:
     tokenizer = facts.card.tokenizer
     for start in range(0, len(tokenizer), TOKENIZER_PART_BYTES):
-        _send(connection, TokenizerPart(data=tokenizer[start : start + TOKENIZER_PART_BYTES]))
+        outlet.send(TokenizerPart(data=tokenizer[start : start + TOKENIZER_PART_BYTES]))
     card = msgspec.structs.replace(facts.card, tokenizer=b"")
-    _send(connection, Loaded(**{**facts._asdict(), "card": card}))
+    outlet.send(Loaded(**{**facts._asdict(), "card": card}))
 
 
 def _iteration(result: StepResult, generation: int) -> Iteration:
@@ -143,27 +171,6 @@ def _iteration(result: StepResult, generation: int) -> Iteration:
         num_prefill_tokens=result.num_prefill_tokens,
         elapsed_s=result.elapsed_s,
     )
-
-
-def _send(connection: socket.socket, frame: msgspec.Struct) -> None:
-    data = codec.encode(frame)
-    connection.sendall(HEADER.pack(len(data)) + data)
-
-
-def _read_frames(connection: socket.socket) -> Iterator[bytes]:
-    """Ends when the parent closes its end."""
-    with connection.makefile("rb") as stream:
-        while True:
-            header = stream.read(HEADER.size)
-            if len(header) < HEADER.size:
-                return
-            (size,) = HEADER.unpack(header)
-            if size > MAX_FRAME_BYTES:
-                raise ValueError(f"frame of {size} bytes")
-            data = stream.read(size)
-            if len(data) < size:
-                return
-            yield data
 
 
 def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine]") -> None:

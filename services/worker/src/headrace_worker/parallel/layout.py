@@ -1,0 +1,36 @@
+"""Deals the ranks of a group out to machines. Pure."""
+
+from msgspec.structs import replace
+
+from headrace_shared.errors import ConfigError
+from headrace_worker.parallel.place import RankPlace
+
+
+def check_sizes(tensor_parallel: int, pipeline_parallel: int, num_nodes: int) -> None:
+    """Raises ConfigError."""
+    world_size = tensor_parallel * pipeline_parallel
+    if world_size % num_nodes:
+        raise ConfigError("num_nodes", f"{world_size} ranks cannot be dealt out to {num_nodes} nodes evenly")
+
+
+def local_places(
+    common: RankPlace, node_rank: int, num_nodes: int, leader_fds: tuple[int, int] | None
+) -> list[RankPlace]:
+    """The places of one machine's ranks, in order. `common` is what they share; `leader_fds`: the listening sockets of
+    the store and of the commands, if rank 0 is here."""
+    num_local_ranks = common.world_size // num_nodes
+    places = []
+    for local_rank in range(num_local_ranks):
+        rank = node_rank * num_local_ranks + local_rank
+        store_fd, command_fd = leader_fds if leader_fds is not None and rank == 0 else (None, None)
+        places.append(
+            replace(
+                common,
+                rank=rank,
+                local_rank=local_rank,
+                num_local_ranks=num_local_ranks,
+                store_fd=store_fd,
+                command_fd=command_fd,
+            )
+        )
+    return places
