@@ -1,4 +1,4 @@
-"""Tiny random Llama checkpoints, made by transformers in the format of the hub."""
+"""Tiny random checkpoints, made by transformers in the format of the hub."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ def save_checkpoint(
     import transformers
 
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, config_class)(**{**SIZES, **changes})
     model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
