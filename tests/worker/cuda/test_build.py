@@ -9,9 +9,9 @@ import torch
 
 from headrace_shared.errors import ConfigError
 from headrace_shared.messages import ModelCard
-from headrace_worker.cuda.build import Sizes, build_engine
+from headrace_worker.cuda.build import build_engine
 from headrace_worker.cuda.engine import CudaEngine
-from headrace_worker.cuda.sizing import DeviceMemory, batch_sizes, blocks_that_fit
+from headrace_worker.cuda.sizing import DeviceMemory, Sizes, batch_sizes, blocks_that_fit
 from headrace_worker.models.checkpoint import open_checkpoint
 from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
 from tests.worker.cuda.torch_backend import torch_backend

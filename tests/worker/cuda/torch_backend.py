@@ -6,7 +6,7 @@ from torch import Tensor
 from headrace_worker.cuda.backend import Backend
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.forward import DeviceBatch
-from headrace_worker.cuda.sizing import DeviceMemory
+from headrace_worker.cuda.sizing import DeviceMemory, Sizes
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.linear import TorchPacking
@@ -18,7 +18,7 @@ from headrace_worker.models.torch_operations import TorchOperations
 class TorchPagedAttention:
     """A `DeviceAttention` that gathers every sequence's whole table for every query: right and slow."""
 
-    def __init__(self, config: ModelConfig, shard: Shard, cache: KVCache) -> None:
+    def __init__(self, config: ModelConfig, shard: Shard, cache: KVCache, sizes: Sizes) -> None:
         self._cache = cache
         self._scale = config.attention_scale
         self._windows = [config.window(layer) for layer in shard.layers(config)]
@@ -33,7 +33,7 @@ class TorchPagedAttention:
 
         def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
             pages = cache.pages[layer]
-            new = keys_values.unflatten(1, (2, cache.num_kv_heads))
+            new = keys_values.reshape(-1, 2, cache.num_kv_heads, cache.head_dim)
             for part in (0, 1):
                 pages[blocks, part, :, offsets] = new[:, part]
             # [S, 2, heads, positions, head_dim], then by row.

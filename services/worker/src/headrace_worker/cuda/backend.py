@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from headrace_worker.cuda.decoder_forward import DeviceAttention
 from headrace_worker.cuda.device import Device
+from headrace_worker.cuda.sizing import Sizes
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.decoder_weights import Packing
@@ -17,4 +18,4 @@ class Backend(NamedTuple):
     device: Device
     packing: Packing[Linear]
     operations: Callable[[ModelConfig], Operations]
-    attention: Callable[[ModelConfig, Shard, KVCache], DeviceAttention]
+    attention: Callable[[ModelConfig, Shard, KVCache, Sizes], DeviceAttention]

@@ -1,7 +1,6 @@
 """Weights, cache and engine of a device: loads, measures, rehearses and records."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -11,7 +10,7 @@ from headrace_worker.cuda.backend import Backend
 from headrace_worker.cuda.decoder_forward import DecoderForward
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.rehearsal import rehearse
-from headrace_worker.cuda.sizing import batch_sizes, blocks_that_fit
+from headrace_worker.cuda.sizing import Sizes, batch_sizes, blocks_that_fit
 from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.communicator import Communicator, SingleRank
@@ -20,17 +19,6 @@ from headrace_worker.models.decoder import Decoder
 from headrace_worker.models.reading import read_decoder
 from headrace_worker.models.shard import WHOLE, Shard
 from headrace_worker.models.weights import TensorSource
-
-
-class Sizes(NamedTuple):
-    context: int
-    block_size: int
-    num_blocks: int
-    """0: as many as fit."""
-    max_sequences: int
-    tokens_per_iteration: int
-    memory_share: float
-    """Of the device's memory, for this process."""
 
 
 def build_engine(
@@ -79,7 +67,7 @@ def build_engine(
             device=device.torch_device,
         )
         return CudaEngine(
-            DecoderForward(decoder, backend.attention(config, shard, cache)),
+            DecoderForward(decoder, backend.attention(config, shard, cache, sizes)),
             cache,
             card,
             device=device,

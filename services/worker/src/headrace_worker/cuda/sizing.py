@@ -6,6 +6,19 @@ _RECORD_BYTES = 32 << 20
 """Of one recorded batch size, beside the intermediate memory that all share: its launches and their arguments."""
 
 
+class Sizes(NamedTuple):
+    """Of an engine."""
+
+    context: int
+    block_size: int
+    num_blocks: int
+    """0: as many as fit."""
+    max_sequences: int
+    tokens_per_iteration: int
+    memory_share: float
+    """Of the device's memory, for this process."""
+
+
 class DeviceMemory(NamedTuple):
     """Bytes."""
 
