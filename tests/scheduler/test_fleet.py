@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from headrace_scheduler.decisions import Adoption
-from headrace_scheduler.fleet import COURTESY_S, HANG_MARGIN_S, SILENCE_S, Fleet
+from headrace_scheduler.fleet import COURTESY_S, DEFERENCE_S, HANG_MARGIN_S, SILENCE_S, Fleet
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
 from headrace_shared.bus import Message
@@ -49,6 +49,7 @@ class Site:
         self.adoptions: list[Adoption] = []
         self.usurped: list[str] = []
         self.num_schedulers = 1
+        self.present: set[str] = set()
         self.fleet = Fleet(
             lambda: self.core,
             self.bus,
@@ -59,6 +60,7 @@ class Site:
             on_adoption=self._on_adoption,
             on_usurped=self.usurped.append,
             num_schedulers=lambda: self.num_schedulers,
+            is_present=lambda peer: peer in self.present,
         )
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -324,6 +326,61 @@ async def test_two_schedulers_share_the_workers(world: World) -> None:
     await world.pass_time(0.5, *workers)
     await until(lambda: len(first.known) + len(second.known) == 4)
     assert len(first.known) == len(second.known) == 2
+
+
+async def test_workers_are_handed_over_to_a_peer_that_comes_later(world: World) -> None:
+    first = await world.site("scheduler-1")
+    workers = [await world.worker(f"worker-{number}") for number in range(4)]
+    await until(lambda: len(first.known) == 4)
+    second = await world.site("scheduler-2")
+    first.num_schedulers = second.num_schedulers = 2
+    await world.pass_time(8.0, *workers)
+    assert len(first.known) == len(second.known) == 2
+    assert first.usurped == second.usurped == []
+    assert sum(worker.num_adopted for worker in workers) == 6
+
+
+async def test_a_peer_that_does_not_want_a_worker_is_offered_it_ever_less_often(world: World) -> None:
+    site = await world.site()
+    workers = [await world.worker(f"worker-{number}") for number in range(2)]
+    await until(lambda: len(site.known) == 2)
+    site.num_schedulers = 2  # the other one never acts
+    await world.pass_time(20.0, *workers)
+    assert 3 <= sum(worker.num_adopted for worker in workers) <= 5
+    assert site.usurped == []
+
+
+async def test_after_an_outage_each_takes_back_its_own(world: World) -> None:
+    """Their leases have expired: whoever takes another's worker does not know what it held."""
+    first, second = await world.site("scheduler-1"), await world.site("scheduler-2")
+    first.num_schedulers = second.num_schedulers = 2
+    first.present, second.present = {"scheduler-2"}, {"scheduler-1"}
+    workers = [HandWorker(world.broker, f"worker-{number}") for number in range(4)]
+    for worker in workers:
+        await worker.start()
+    await world.pass_time(0.5, *workers)
+    await until(lambda: len(first.known) == len(second.known) == 2)
+    before = first.known, second.known
+    world.broker.stop()
+    await world.pass_time(LEASE_TTL_S + 1.0)
+    world.broker.start()
+    await world.pass_time(1.5, *workers)
+    assert (first.known, second.known) == before and first.fleet.has_active and second.fleet.has_active
+    assert first.usurped == second.usurped == []
+    assert all(worker.epoch == 2 for worker in workers)
+
+
+async def test_a_holder_that_does_not_come_back_is_not_waited_for_long(world: World) -> None:
+    site = await world.site()
+    site.present = {"scheduler-2"}
+    worker = HandWorker(world.broker)
+    held = codec.encode(LeaseRecord(holder="scheduler-2", epoch=1))
+    await site.bus.put(LEASES.name, worker_lease_key(worker.id), held)
+    await worker.start()
+    await world.pass_time(LEASE_TTL_S + DEFERENCE_S - 0.5, worker)
+    assert not site.known
+    await world.pass_time(1.5, worker)
+    assert site.known == {worker.id}
 
 
 async def test_a_worker_that_a_peer_leaves_free_is_taken_after_a_moment(world: World) -> None:

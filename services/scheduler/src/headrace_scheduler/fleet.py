@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from headrace_scheduler.decisions import Adoption, LossCause, WorkerFacts
+from headrace_scheduler.handover import Handover
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.worker_link import WorkerLink
 from headrace_shared import codec
@@ -40,6 +41,9 @@ BANISH_S = 30.0
 TICK_S = 0.1
 COURTESY_S = 1.0
 """A free worker is left to peers with less than their share for so long."""
+DEFERENCE_S = 2.5
+"""A worker whose holder lives, but could not renew its lease, is left to that holder for so long: only there is known
+what it held. So a broker that was away for longer than a lease does not shuffle the workers."""
 FORGET_S = 60.0
 MAX_ADOPTION_DELAY_S = 5.0
 MAX_WORKERS = 10_000
@@ -79,6 +83,7 @@ class Fleet:
         on_adoption: Callable[[Adoption, Sequence[SequenceSnapshot]], None],
         on_usurped: Callable[[str], None],
         num_schedulers: Callable[[], int],
+        is_present: Callable[[str], bool],
         hang_timeout_s: float = 8.0,
     ) -> None:
         self._core = core
@@ -90,6 +95,9 @@ class Fleet:
         self._on_adoption = on_adoption
         self._on_usurped = on_usurped
         self._num_schedulers = num_schedulers
+        self._is_present = is_present
+        """Whether a peer lives, as far as is known."""
+        self._handover = Handover(core)
         self._hang_timeout_s = hang_timeout_s
         self._workers: dict[WorkerId, _Worker] = {}
         self._connected_since: float | None = None
@@ -128,7 +136,7 @@ class Fleet:
             cause = LossCause.FAILED if hello.failure else LossCause.HANDED_OVER
             self._lose(hello.worker, hello.failure or "it leaves", cause)
             return
-        self._core().set_accepting(hello.worker, hello.state is WorkerState.READY)
+        self._core().set_accepting(hello.worker, self._may_accept(hello))
         if worker.link is not None and worker.link.is_active and hello.epoch < worker.link.epoch:
             worker.link.broken = "the worker has dropped everything"
 
@@ -159,6 +167,7 @@ class Fleet:
                 try:
                     await self._drop_dead()
                     await self._lease_free()
+                    await self._balance()
                 except BusError as error:
                     log.info("leases not in order yet", error=str(error))
             await asyncio.sleep(TICK_S)
@@ -214,7 +223,7 @@ class Fleet:
             hello.num_blocks, hello.block_size, hello.context, hello.max_sequences, hello.tokens_per_iteration
         )
         adoption = self._core().add_worker(snapshot.worker, facts, sequences, now)
-        self._core().set_accepting(snapshot.worker, hello.state is WorkerState.READY)
+        self._core().set_accepting(snapshot.worker, self._may_accept(hello))
         worker.last_epoch = link.epoch
         worker.num_failures = 0
         log.info("worker adopted", worker=snapshot.worker, epoch=link.epoch, num_sequences=len(sequences))
@@ -282,6 +291,26 @@ class Fleet:
             if self._wants(worker_id, worker, self._clock()):
                 await self._take(worker_id, worker)
 
+    async def _balance(self) -> None:
+        """Gives a worker away if we hold more than our share while peers live."""
+        links = {key: worker.link for key, worker in self._workers.items() if worker.link and worker.link.is_active}
+        worker_id = self._handover.step(links, self._fair_share(self._clock()), self._clock())
+        if worker_id is None:
+            return
+        log.info("worker handed over", worker=worker_id)
+        worker = self._workers[worker_id]
+        worker.link = None
+        worker.last_epoch = 0
+        worker.free_since = None
+        await self._leases.release(worker_lease_key(worker_id))
+
+    def _may_accept(self, hello: Hello) -> bool:
+        return hello.state is WorkerState.READY and not self._handover.is_chosen(hello.worker)
+
+    def _fair_share(self, now: float) -> int:
+        num_present = sum(1 for known in self._workers.values() if now - known.heard_at <= SILENCE_S)
+        return math.ceil(num_present / max(1, self._num_schedulers()))
+
     def _wants(self, worker_id: WorkerId, worker: _Worker, now: float) -> bool:
         key = worker_lease_key(worker_id)
         if worker.link is not None or worker.hello.state not in (WorkerState.READY, WorkerState.DRAINING):
@@ -302,9 +331,13 @@ class Fleet:
             return False
         if worker.free_since is None:
             worker.free_since = now
-        num_present = sum(1 for known in self._workers.values() if now - known.heard_at <= SILENCE_S)
-        fair_share = math.ceil(num_present / max(1, self._num_schedulers()))
-        return self.num_leased < fair_share or now - worker.free_since >= COURTESY_S
+        observed = self._leases.observed(key)
+        former = observed.record.holder if observed is not None else ""
+        if former == self._id and worker.last_epoch:
+            return True  # it expired, but we know what is on it
+        if former and former != self._id and self._is_present(former) and now - worker.free_since < DEFERENCE_S:
+            return False
+        return self.num_leased < self._fair_share(now) or now - worker.free_since >= COURTESY_S
 
     async def _take(self, worker_id: WorkerId, worker: _Worker) -> None:
         key = worker_lease_key(worker_id)

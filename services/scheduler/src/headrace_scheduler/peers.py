@@ -18,23 +18,33 @@ class Peers:
         self._model = model
         self._clock = clock
         self._heard_at: dict[str, float] = {}
+        self._reconnected_at = clock()
 
     async def open(self, bus: Bus) -> None:
         """Raises BusUnavailable."""
         await bus.subscribe(telemetry_subject("scheduler", "*"), self.on_telemetry)
+        bus.on_reconnect(self.on_reconnect)
 
     @property
     def num_schedulers(self) -> int:
         """This one included."""
-        now = self._clock()
-        self._heard_at = {peer: at for peer, at in self._heard_at.items() if now - at <= PRESENCE_S}
-        return 1 + len(self._heard_at)
+        return 1 + sum(self.is_present(peer) for peer in self._heard_at)
+
+    def is_present(self, peer: str) -> bool:
+        """It was heard of lately; whoever was so when the connection broke gets the time again to be heard."""
+        heard_at = self._heard_at.get(peer)
+        return heard_at is not None and self._clock() - max(heard_at, self._reconnected_at) <= PRESENCE_S
+
+    def on_reconnect(self) -> None:
+        self._reconnected_at = self._clock()
 
     def on_telemetry(self, message: Message) -> None:
         try:
             telemetry = codec.decode(message.data, Telemetry)
         except ProtocolError:
             return  # figures of a newer version, perhaps; a peer that cannot be counted takes its share all the same
+        # Here and not where they are counted, so that an outage of the broker makes nobody forgotten.
+        self._heard_at = {peer: at for peer, at in self._heard_at.items() if self.is_present(peer)}
         if telemetry.id == self._own_id or telemetry.model != self._model:
             return
         if telemetry.state == "draining":

@@ -140,6 +140,11 @@ class Registry:
         position = self._find_pending(request_id)
         return None if position is None else self.ended.pop(position)
 
+    def let_go(self, request_id: RequestId) -> None:
+        """Drops a request that somebody else goes on with. Should it come back, it must run: it has not ended."""
+        if self.forget(request_id) is not None:
+            self._remembered.pop(request_id, None)
+
     def replace_pending_ack(self, request_id: RequestId, ack_subject: str) -> bool:
         """A message was delivered again between the end of its request and the event. False if no event is pending."""
         position = self._find_pending(request_id)

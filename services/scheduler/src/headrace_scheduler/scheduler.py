@@ -20,6 +20,7 @@ from headrace_scheduler.decisions import (
     SchedulerConfig,
     WorkerFacts,
 )
+from headrace_scheduler.events import Observer, event
 from headrace_scheduler.ledger import Stay, WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
@@ -49,7 +50,19 @@ OUTCOMES = {
 class Scheduler:
     """All requests and leased workers of one model in one scheduler process. `now` is any monotonic time in seconds."""
 
+    __slots__ = (
+        "_admitter",
+        "_config",
+        "_num_losses",
+        "_num_preemptions",
+        "_registry",
+        "_suspects",
+        "_workers",
+        "observer",
+    )
+
     def __init__(self, config: SchedulerConfig | None = None) -> None:
+        self.observer: Observer | None = None
         self._config = config or SchedulerConfig()
         self._registry = Registry()
         self._workers: dict[WorkerId, WorkerLedger] = {}
@@ -58,6 +71,7 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_losses = 0
 
+    @event
     def add_worker(
         self, worker_id: WorkerId, facts: WorkerFacts, snapshot: Collection[SequenceSnapshot], now: float
     ) -> Adoption:
@@ -84,6 +98,7 @@ class Scheduler:
         incomplete = [request.request.request_id for request in new if request.in_state(SequenceState.UNKNOWN)]
         return Adoption(tuple(ids), tuple(incomplete))
 
+    @event
     def worker_lost(
         self, worker_id: WorkerId, now: float, cause: LossCause = LossCause.VANISHED, reason: str = ""
     ) -> None:
@@ -97,6 +112,32 @@ class Scheduler:
         self._suspects.lost(ledger, requests, cause, f"{worker_id}: {reason or cause.value}")
         self._registry.may_admit = True
 
+    def can_hand_over(self, worker_id: WorkerId) -> bool:
+        """Whether a peer would find all of the worker's requests in its snapshot and their logs: none of them runs on
+        another worker of ours too, and no admission waits to be fetched."""
+        ledger = self._workers.get(worker_id)
+        if ledger is None or ledger.credit.admissions:
+            return False
+        return all(
+            sequence.stay is None or sequence.stay.ledger is ledger
+            for request in _aboard(ledger)
+            for sequence in request.sequences
+        )
+
+    @event
+    def hand_over(self, worker_id: WorkerId, now: float) -> bool:
+        """Lets go of a worker and of its requests, without a terminal event: a peer adopts them. False if it cannot be
+        (`can_hand_over`)."""
+        if not self.can_hand_over(worker_id):
+            return False
+        self._registry.now = now
+        ledger = self._workers.pop(worker_id)
+        for request in _aboard(ledger):
+            self._registry.let_go(request.request.request_id)
+        self._registry.may_admit = True
+        return True
+
+    @event
     def recorded(self, request_id: RequestId, now: float) -> None:
         """The loss that `Decisions` told of is stored. Unknown: no-op."""
         self._registry.now = now
@@ -105,6 +146,7 @@ class Scheduler:
             request.is_recorded = True
             self._registry.may_admit = True
 
+    @event
     def set_accepting(self, worker_id: WorkerId, accepting: bool) -> None:
         """Whether the worker gets new sequences (false while it drains). Unknown: no-op."""
         ledger = self._workers.get(worker_id)
@@ -112,6 +154,7 @@ class Scheduler:
             ledger.accepting = accepting
             self._registry.may_admit = True
 
+    @event
     def add_request(
         self,
         request: Request,
@@ -144,6 +187,7 @@ class Scheduler:
         self._suspects.set_goals(owned)
         return AddResult.ADDED
 
+    @event
     def give_up(self, request_id: RequestId, reason: str, now: float) -> None:
         """Ends a request as one that is never to be tried again. Unknown: no-op."""
         self._registry.now = now
@@ -151,6 +195,7 @@ class Scheduler:
         if request is not None:
             self._registry.quarantine(request, QUARANTINED, MESSAGE, reason)
 
+    @event
     def restore(self, request_id: RequestId, logs: Mapping[int, ChoiceLog], now: float) -> None:
         """Tells what the log knows of an adopted request. A choice whose log has a later attempt than the adopted one
         is placed anew (or has finished); unknown choices that are absent from `logs` start afresh."""
@@ -159,12 +204,19 @@ class Scheduler:
         if request is not None:
             self._restore(request, logs)
 
+    @event
     def forget(self, request_id: RequestId) -> tuple[str, int] | None:
         """Drops a request without a terminal event, since its log already has one. Returns ack subject and stream
         sequence if it was known, for the acknowledgement."""
         ended = self._registry.forget(request_id)
         return None if ended is None else (ended.ack_subject, ended.stream_sequence)
 
+    @event
+    def let_go(self, request_id: RequestId) -> None:
+        """Drops a request that a peer goes on with: unlike a forgotten one, it has not ended. Unknown: no-op."""
+        self._registry.let_go(request_id)
+
+    @event
     def cancel(self, request_id: RequestId, choice: int | None, reason: CancelReason, now: float) -> None:
         """Ends a choice, or all that are open. Idempotent; unknown ids are no error."""
         self._registry.now = now
@@ -178,6 +230,7 @@ class Scheduler:
             if sequence.state is not SequenceState.ENDED:
                 self._registry.end(sequence, OUTCOMES[reason])
 
+    @event
     def apply_progress(self, worker_id: WorkerId, progress: Progress, now: float) -> None:
         """Progress of the current epoch, in order of its numbers: the shell has checked both."""
         self._registry.now = now
@@ -230,7 +283,10 @@ class Scheduler:
         registry.ended = []
         losses = self._suspects.records
         self._suspects.records = []
-        return Decisions(credits, ended, losses)
+        decisions = Decisions(credits, ended, losses)
+        if self.observer is not None:
+            self.observer.on_pass(now, decisions)
+        return decisions
 
     def room(self) -> int:
         """How many more sequences (choices, not requests) intake may pull now. 0 without a worker."""
@@ -245,6 +301,10 @@ class Scheduler:
     def oldest_wait_s(self, now: float) -> float:
         """How long the sequence has waited that has waited longest for a worker; 0 if none does."""
         return max((now - sequence.waiting_since for sequence in self._registry.waiting), default=0.0)
+
+    def request(self, request_id: RequestId) -> OwnedRequest | None:
+        """What we own of that name, to look at."""
+        return self._registry.requests.get(request_id)
 
     def ack_subjects(self) -> Iterator[tuple[RequestId, str]]:
         """Of all requests we own, for signs of life to the queue."""
@@ -356,3 +416,8 @@ class Scheduler:
         assert sequence is not None, stay.sequence_id
         stay.ledger.stop(stay, tell=True)
         self._registry.leave(sequence)
+
+
+def _aboard(ledger: WorkerLedger) -> list[OwnedRequest]:
+    """Requests with a sequence whose latest stay is there."""
+    return list({id(s.request): s.request for stay in ledger.stays.values() if (s := stay.sequence)}.values())

@@ -93,6 +93,7 @@ class SchedulerService:
             on_adoption=self._on_adoption,
             on_usurped=self._start_anew,
             num_schedulers=lambda: self._peers.num_schedulers,
+            is_present=self._peers.is_present,
             hang_timeout_s=settings.hang_timeout_s,
         )
         self._intake = Intake(
@@ -230,7 +231,7 @@ class SchedulerService:
         if left:
             log.warning("no worker: requests go back to the queue", num_requests=len(left))
         for request_id, ack_subject in left:
-            self.core.forget(request_id)
+            self.core.let_go(request_id)
             self._placed.discard(request_id)
             self._bus.give_back(ack_subject)
 

@@ -61,10 +61,17 @@ class WorkerLink:
         self._granted_at = now
         self._grant_number = 0
         self._grant_seen = 0
+        self._num_of_admissions = 0
+        """Number of the last grant that admitted something."""
         self._seen_at = now
         """When the worker last kept up with our grants."""
         self._progress_number = 0
         self._send(codec.encode(Adopt(worker=worker_id, scheduler=scheduler_id, epoch=epoch)))
+
+    @property
+    def is_settled(self) -> bool:
+        """The worker has confirmed every admission: nothing would be lost if somebody else adopted it now."""
+        return self.is_active and self._grant_seen >= self._num_of_admissions
 
     def on_snapshot(self, snapshot: Snapshot, now: float) -> list[SequenceSnapshot] | None:
         """All sequences once all parts are here, and only once; None until then."""
@@ -131,6 +138,8 @@ class WorkerLink:
             self._seen_at = now
         self._grant_number += 1
         self._granted_at = now
+        if admissions:
+            self._num_of_admissions = self._grant_number
         grant = Grant(
             worker=self.worker_id,
             epoch=self.epoch,

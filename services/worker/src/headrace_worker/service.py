@@ -179,6 +179,7 @@ class WorkerService:
         while True:
             await self._reconnected.wait()
             self._reconnected.clear()
+            self._hello()  # nobody takes a lease of a worker that was silent
             while True:
                 try:
                     await self._bus.ensure_stream(TOKENS)
