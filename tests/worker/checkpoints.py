@@ -62,4 +62,6 @@ def load_tiny(folder: Path, **changes: Any) -> TorchEngine:
         # Threads that wait for each other cost more than they bring at these sizes.
         "num_threads": 1,
     }
-    return load(EngineConfig(**{**settings, **changes}), lambda what, done, total: None)
+    engine = load(EngineConfig(**{**settings, **changes}), lambda what, done, total: None)
+    assert isinstance(engine, TorchEngine)
+    return engine

@@ -33,7 +33,7 @@ GEMMA_ROPES: dict[str, Any] = {
 QWEN3_MOE: dict[str, Any] = {
     "family": "Qwen3Moe",
     "head_dim": 16,
-    "moe_intermediate_size": 24,
+    "moe_intermediate_size": 32,
     "num_experts": 8,
     "num_experts_per_tok": 3,
     "mlp_only_layers": [],

@@ -9,8 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace_shared.errors import ConfigError
 from headrace_worker.models.config import MixtureConfig
 from headrace_worker.models.decoder_weights import Mixture
+
+_ALIGNMENT = 16
+"""Rows of the grouped product's matrices must be so many bytes apart, or a multiple."""
 
 
 def mix_experts(rows: Tensor, weights: Mixture, config: MixtureConfig, act_mul: Callable[[Tensor], Tensor]) -> Tensor:
@@ -28,6 +32,15 @@ def mix_experts(rows: Tensor, weights: Mixture, config: MixtureConfig, act_mul: 
     # Back in the order of tokens first, so that a token's sum is the same whatever else is in the batch.
     by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(num_tokens, num_chosen, -1)
     return (by_token * scores.unsqueeze(-1)).sum(dim=1).to(rows.dtype)
+
+
+def check_alignment(inner_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+    """Raises ConfigError for experts that the grouped product does not take."""
+    for what, size in (("an inner size", inner_size), ("a hidden size", hidden_size)):
+        if size * dtype.itemsize % _ALIGNMENT:
+            raise ConfigError(
+                "model", f"experts with {what} of {size} on each rank: not a multiple of {_ALIGNMENT // dtype.itemsize}"
+            )
 
 
 def route(rows: Tensor, router: Tensor, config: MixtureConfig) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from headrace_worker.models.decoder_weights import (
     Packed,
     Packing,
 )
+from headrace_worker.models.experts import check_alignment
 from headrace_worker.models.operations import QkNorm
 from headrace_worker.models.rotary import neighbours
 from headrace_worker.models.shard import WHOLE, Shard
@@ -37,6 +38,8 @@ def read_decoder(
     """Raises ConfigError for a checkpoint that lacks a tensor or has one of another shape, and for a model that cannot
     be divided like this. `report`: layers done, layers in all."""
     shard.check(config)
+    if config.mixture is not None:
+        check_alignment(len(shard.inner(config)), config.hidden_size, dtype)
     reader = _LayerReader(config, shard, TensorReader(source, dtype, device), packing)
     indexes = shard.layers(config)
     layers = []
