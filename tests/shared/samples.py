@@ -13,6 +13,7 @@ from headrace_shared.messages import (
     DeadRequest,
     Extension,
     FinishReason,
+    FlightPart,
     Grant,
     Hello,
     Lane,
@@ -181,6 +182,9 @@ SAMPLES: dict[str, Struct] = {
         top_k=40,
         repetition_penalty=1.25,
         created=1_700_000_000,
+    ),
+    "FlightPart": FlightPart(
+        scheduler=SchedulerId("scheduler-01234567"), chunk=7, part=1, num_parts=2, data=b"\x93\x01\x02\x03"
     ),
     "Telemetry": Telemetry(
         service="worker", id="worker-01234567", state="ready", model="tiny", gauges={"num_running": 2.0}

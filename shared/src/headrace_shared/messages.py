@@ -392,6 +392,18 @@ class Telemetry(Struct, frozen=True, tag=True, kw_only=True):
     """Instrument name -> value; names and units in `telemetry.py`."""
 
 
+class FlightPart(Struct, frozen=True, tag=True, kw_only=True):
+    """A piece of a chunk of a scheduler's flight recording, which is of a size that the broker takes."""
+
+    scheduler: SchedulerId
+    chunk: int
+    """Number of the chunk."""
+    part: int
+    num_parts: int
+    data: bytes
+    """Readable by the version of the scheduler that wrote it."""
+
+
 ControlMessage = Adopt | Grant
 """On `grants.<worker>`."""
 ReportMessage = Progress | Snapshot

@@ -9,6 +9,7 @@
     progress.<scheduler>                  Progress, Snapshot
     workers.<model>.<worker>              Hello
     telemetry.<service>.<id>              Telemetry
+    flight.<scheduler>                    FlightPart, kept by the stream FLIGHT: what the schedulers' cores saw and did
 
 Names that come from outside (models) pass through `subject_token`; ids of ours are hexadecimal or `<kind>-<hex>`.
 """
@@ -65,13 +66,14 @@ CANCELS = StreamSpec("CANCELS", ("cancel.*",), in_memory=True, max_bytes=16 * MI
 DEAD = StreamSpec(
     "DEAD", ("dead.*.*",), max_messages=10_000, max_bytes=256 * MIB, max_age_s=30 * 86_400.0, max_per_subject=1
 )
+FLIGHT = StreamSpec("FLIGHT", ("flight.*",), in_memory=True, max_bytes=64 * MIB, max_age_s=3600.0)
 LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
 LOSSES = BucketSpec("LOSSES", max_bytes=16 * MIB, ttl_s=86_400.0)
 """request -> LossRecord."""
 MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
-IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=256 * MIB, ttl_s=24 * 3600.0)
+IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=1024 * MIB, ttl_s=24 * 3600.0)
 """Idempotency keys: caller and key -> which call they stand for."""
-CALLS = BucketSpec("CALLS", max_bytes=256 * MIB, ttl_s=24 * 3600.0)
+CALLS = BucketSpec("CALLS", max_bytes=256 * MIB, ttl_s=2 * TOKEN_LOG_S)
 """Calls that may be continued at another router: how their answer is written."""
 
 DEDUPE_WINDOW_S = 120.0
@@ -156,6 +158,13 @@ def telemetry_subject(service: str, service_id: str) -> str:
 
 
 ALL_TELEMETRY = "telemetry.*.*"
+
+
+def flight_subject(scheduler: SchedulerId) -> str:
+    return f"flight.{scheduler}"
+
+
+ALL_FLIGHTS = "flight.*"
 
 
 def bucket_stream(bucket: str) -> str:

@@ -14,6 +14,7 @@ from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import Adoption, Decisions, SchedulerConfig
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.fleet import Fleet
+from headrace_scheduler.flight_log import FlightLog
 from headrace_scheduler.intake import Intake
 from headrace_scheduler.losses import Losses
 from headrace_scheduler.peers import Peers
@@ -70,14 +71,15 @@ class SchedulerService:
             max_waiting=settings.max_waiting,
             max_losses=settings.max_losses,
         )
-        self.core = Scheduler(self._config)
+        scheduler_id = SchedulerId(service.id)
+        self._flight = FlightLog(bus, scheduler_id, clock) if settings.flight_recorder else None
+        self.core = self._new_core()
         self._placed: set[RequestId] = set()
         """Requests that have been on a worker: whoever adopts it will know them."""
         self._wake = asyncio.Event()
         self._reconnected = asyncio.Event()
         self._alive_at = clock()
         self._had_worker_at = clock()
-        scheduler_id = SchedulerId(service.id)
         self._leases = Leases(bus, LEASES.name, scheduler_id, clock)
         self._peers = Peers(scheduler_id, self._model, clock)
         self._endings = Endings(bus, keep_dead_prompts=settings.dead_prompts)
@@ -119,6 +121,8 @@ class SchedulerService:
         service.spawn(self._endings.run(), "endings")
         service.spawn(self._cancellations.run(), "tombstones")
         service.spawn(self._losses.run(), "losses")
+        if self._flight is not None:
+            service.spawn(self._flight.run(), "flight-log")
         service.spawn(self._schedule(), "passes")
         service.spawn(self._show_life(), "signs-of-life")
         service.spawn(self._watch(), "watch")
@@ -140,6 +144,8 @@ class SchedulerService:
             await self._bus.ensure_consumer(requests_consumer(self._model, lane))
         for bucket in (LEASES, LOSSES):
             await self._bus.ensure_bucket(bucket)
+        if self._flight is not None:
+            await self._flight.open()
         await self._leases.open()
         await self._cancellations.open()
         await self._peers.open(self._bus)
@@ -155,6 +161,8 @@ class SchedulerService:
         await self.fleet.release_all()
         self._give_back()
         await self._endings.settle(SETTLE_S)
+        if self._flight is not None:
+            self._flight.close()
 
     async def _schedule(self) -> None:
         while True:
@@ -220,7 +228,7 @@ class SchedulerService:
         # The broker would take it from a former owner too, and offer to a third what a second works on.
         if self._bus.is_connected and self._is_surely_owner():
             self._give_back()
-        self.core = Scheduler(self._config)
+        self.core = self._new_core()
         self._placed.clear()
         self.fleet.drop_all()
 
@@ -297,6 +305,12 @@ class SchedulerService:
     def _on_loss_stored(self, request_id: RequestId) -> None:
         self.core.recorded(request_id, self._clock())
         self._wake.set()
+
+    def _new_core(self) -> Scheduler:
+        core = Scheduler(self._config)
+        if self._flight is not None:
+            self._flight.attach(core)
+        return core
 
     def _get_core(self) -> Scheduler:
         return self.core

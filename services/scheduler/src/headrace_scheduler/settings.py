@@ -24,6 +24,9 @@ class SchedulerSettings(QueueSettings, frozen=True, kw_only=True):
     """A request that was taken from the queue more often than this, and never finished, is given up."""
     dead_prompts: bool = False
     """Keep the prompts of requests that were given up, so that `headrace dead requeue` can try them again."""
+    flight_recorder: bool = True
+    """Record all events of this process in the broker's memory, within a bound, for `headrace explain` and `headrace
+    replay`. The record holds prompts and answers as token ids."""
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 8.0
     """As the worker's setting of this name: a worker that should have given up its engine by itself, and a second more,
     is lost."""

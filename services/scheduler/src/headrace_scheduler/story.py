@@ -1,0 +1,182 @@
+"""Tells what became of one request, from a flight recording.
+
+    python -m headrace_scheduler.story FILE REQUEST
+
+The recording is replayed, and the request's sequences are compared before and after each event: so the story holds what
+the core knew and decided, and nothing had to be written down for it.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headrace_scheduler.decisions import ChoiceLog, Gauges
+from headrace_scheduler.recording import Chunk
+from headrace_scheduler.replay import Moment, chunks, read_file, replay
+from headrace_scheduler.scheduler import Scheduler
+from headrace_scheduler.sequence import SequenceState
+from headrace_shared.errors import ProtocolError
+from headrace_shared.messages import Admission, Request, RequestId
+
+
+class Line(NamedTuple):
+    wall: float
+    """Seconds since the epoch."""
+    scheduler: str
+    text: str
+
+
+class _Choice(NamedTuple):
+    """One choice of the request, as the core sees it at a moment."""
+
+    state: SequenceState
+    num_output: int
+    is_prompt_computed: bool
+
+
+View = dict[int, _Choice]
+
+
+class _Teller:
+    """Follows one request through the moments of a recording."""
+
+    def __init__(self, request_id: RequestId) -> None:
+        self._id = request_id
+        self._before: View = {}
+        self._gauges: Gauges | None = None
+        """Of the core before a pass in which the request waits."""
+        self._is_known = False
+
+    def before(self, core: Scheduler, name: str, arguments: tuple[Any, ...]) -> None:
+        self._before = self._view(core)
+        waits = any(choice.state is SequenceState.WAITING for choice in self._before.values())
+        self._gauges = core.gauges() if name == "schedule" and waits else None
+
+    def lines(self, moment: Moment) -> Iterator[str]:
+        after = self._view(moment.core)
+        before = self._before
+        if not before and after:
+            yield self._arrival(moment)
+        yield from self._decided(moment)
+        for choice, now in after.items():
+            then = before.get(choice)
+            if then is None:
+                continue
+            yield from self._changed(_named(choice, len(after)), then, now, moment)
+        if before and not after and moment.decisions is None:
+            yield f"not ours any more ({moment.name.replace('_', ' ')})"
+
+    def _arrival(self, moment: Moment) -> str:
+        if moment.name != "add_request":
+            return f"taken over with the worker {moment.arguments[0]}, which went on with it"
+        request: Request = moment.arguments[0]
+        num_delivered: int = moment.arguments[3]
+        logs: dict[int, ChoiceLog] = (moment.arguments[5] if len(moment.arguments) > 5 else None) or {}
+        text = f"taken from the queue (message {moment.arguments[2]}, delivery {num_delivered}): "
+        text += f"{len(request.prompt) // 4} prompt tokens, up to {request.stop.max_tokens} new ones"
+        if request.num_choices > 1:
+            text += f" for each of {request.num_choices} choices"
+        known = sum(len(choice.output) for choice in logs.values())
+        return text + (f"; the log already holds {known} tokens" if known else "")
+
+    def _decided(self, moment: Moment) -> Iterator[str]:
+        if moment.decisions is None:
+            return
+        for worker_id, credit in moment.decisions.credits.items():
+            for admission in credit.admissions:
+                if admission.request.request_id == self._id:
+                    yield f"placed on {worker_id}: {self._why(admission)}"
+        for ended in moment.decisions.ended:
+            if ended.event.request_id == self._id:
+                reason = ended.event.code or ended.detail
+                yield f"ended: {ended.event.outcome.value}" + (f" ({reason})" if reason else "")
+
+    def _why(self, admission: Admission) -> str:
+        num_known = len(admission.request.prompt) // 4 + len(admission.output) // 4
+        text = f"choice {admission.choice}, attempt {admission.attempt}, {len(admission.block_ids)} blocks, "
+        text += f"{admission.num_cached} of {num_known} tokens cached there"
+        if self._gauges is not None:
+            workers = sorted(self._gauges.workers.items())
+            text += "; then: " + ", ".join(
+                f"{worker_id} {gauges.num_running} running, {gauges.num_backlog_tokens} tokens ahead, "
+                f"{gauges.num_free} blocks free"
+                for worker_id, gauges in workers
+            )
+        return text
+
+    def _changed(self, name: str, then: _Choice, now: _Choice, moment: Moment) -> Iterator[str]:
+        if now.is_prompt_computed and not then.is_prompt_computed:
+            yield f"{name}prompt computed"
+        if now.num_output and not then.num_output:
+            yield f"{name}first token"
+        if then.state is SequenceState.RUNNING and now.state is SequenceState.WAITING:
+            why = {
+                "schedule": "preempted: its blocks were needed",
+                "worker_lost": f"lost its worker ({', '.join(map(str, moment.arguments[2:]))})",
+                "apply_progress": "dropped by its worker",
+            }.get(moment.name, moment.name.replace("_", " "))
+            yield f"{name}{why}; waits again with {now.num_output} tokens"
+        if now.state is SequenceState.ENDED and then.state is not SequenceState.ENDED:
+            what = "cancelled" if moment.name == "cancel" else "complete"
+            yield f"{name}{what} with {now.num_output} tokens"
+
+    def _view(self, core: Scheduler) -> View:
+        owned = core.request(self._id)
+        if owned is None:
+            return {}
+        view = {}
+        for sequence in owned.sequences:
+            num_computed = 0 if sequence.stay is None else sequence.stay.num_computed
+            view[sequence.choice] = _Choice(sequence.state, len(sequence.output), num_computed >= owned.prompt_length)
+        return view
+
+
+def story(recorded: Iterable[Chunk], request_id: RequestId) -> list[Line]:
+    """In the order of time, over all schedulers. Empty if the recording knows nothing of it. Raises ProtocolError."""
+    tellers: dict[str, _Teller] = {}
+    # One replay for each scheduler, so that `before` knows whose core it is shown.
+    by_scheduler: dict[str, list[Chunk]] = {}
+    for chunk in recorded:
+        by_scheduler.setdefault(chunk.scheduler, []).append(chunk)
+    lines = []
+    for scheduler, own in by_scheduler.items():
+        teller = tellers.setdefault(scheduler, _Teller(request_id))
+        for moment in replay(own, teller.before):
+            lines += [Line(moment.wall, scheduler, text) for text in teller.lines(moment)]
+    return sorted(lines, key=lambda line: line.wall)
+
+
+def show(lines: list[Line]) -> str:
+    """One line each: the time of day, seconds since the first, the scheduler, the text."""
+    start = lines[0].wall
+    return "".join(
+        f"{datetime.fromtimestamp(line.wall, UTC):%H:%M:%S.%f}"[:-3]
+        + f"Z {line.wall - start:+9.3f} s  {line.scheduler}  {line.text}\n"
+        for line in lines
+    )
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2:
+        sys.stderr.write("usage: python -m headrace_scheduler.story FILE REQUEST\n")
+        return 2
+    try:
+        lines = story(chunks(read_file(Path(argv[0]))), RequestId(argv[1]))
+    except (ProtocolError, OSError) as error:
+        sys.stderr.write(f"explain: {error}\n")
+        return 2
+    if not lines:
+        sys.stderr.write(f"explain: the recording knows no request {argv[1]}\n")
+        return 1
+    sys.stdout.write(show(lines))
+    return 0
+
+
+def _named(choice: int, num_choices: int) -> str:
+    return f"choice {choice}: " if num_choices > 1 else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
