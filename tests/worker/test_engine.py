@@ -35,6 +35,7 @@ def loaded() -> Loaded:
     # One thread: on a busy machine threads that wait for each other take many times as long.
     config = EngineConfig(dtype="float32", device="cpu", kv_cache_bytes=1 << 30, num_threads=1)
     engine = load(config, lambda what, done, total: None)
+    assert isinstance(engine, TorchEngine)
     reference = Reference()
     return Loaded(engine, reference, [reference.ids(prompt)[:500] for prompt in prompts.ALL])
 

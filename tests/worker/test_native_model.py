@@ -36,7 +36,9 @@ def load_tiny(folder: Path, native: str = "auto", dtype: str = "bfloat16") -> To
     config = EngineConfig(
         model=str(folder), device="cpu", dtype=dtype, block_size=8, num_blocks=100, num_threads=2, native=native
     )
-    return load(config, lambda what, done, total: None)
+    engine = load(config, lambda what, done, total: None)
+    assert isinstance(engine, TorchEngine)
+    return engine
 
 
 @pytest.fixture(params=list(VARIANTS))

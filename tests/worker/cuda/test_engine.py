@@ -268,3 +268,17 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     world.run()
     for number in numbers:
         world.check(number)
+
+
+def test_logits_of_sequences_that_were_never_added() -> None:
+    engine, _ = toy_engine()
+    blocks = [BlockId(block) for block in (7, 1, 30)]
+    other = [BlockId(block) for block in (2, 3)]
+    slices = [
+        SequenceSlice(SequenceId(1), 0, 5, [9, 8, 7, 6, 5], blocks, True),
+        SequenceSlice(SequenceId(2), 0, 2, [1, 2], other, False),
+        SequenceSlice(SequenceId(3), 0, 1, [4], [BlockId(11)], True),
+    ]
+    for _ in range(2):
+        expected_rows = torch.cat([toy.toy_logits([9, 8, 7, 6, 5]), toy.toy_logits([4])])
+        assert torch.equal(engine.logits(slices), expected_rows)

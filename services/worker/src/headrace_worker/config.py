@@ -1,6 +1,7 @@
 """The engine's configuration: values only, read once. `settings.py` turns flags and environment into it."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace_worker.parallel.place import RankPlace
 
@@ -20,11 +21,27 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     """KV blocks; 0: from `kv_cache_bytes` (CPU) or free memory (GPU)."""
     kv_cache_bytes: int = 1 << 30
-    max_sequences: int = 64
-    tokens_per_iteration: int = 256
+    max_sequences: int = 0
+    """0: 64 on a CPU, 256 on a GPU."""
+    tokens_per_iteration: int = 0
+    """0: 256 on a CPU, 2048 on a GPU."""
     native: str = "auto"
     """auto: kernels compiled for this CPU, or torch's own where there is no C++ compiler; off: torch's own."""
     num_threads: int = 0
     """CPU threads for tensor work; 0: all cores that this process may use."""
+    deterministic: bool = False
+    """A request's tokens do not depend on what else is computed with it."""
+    gpu_memory_share: float = 0.9
+    """Of a GPU's memory, for weights, cache and all else of this process."""
     place: RankPlace = RankPlace()
     """Which rank of the engine this process is."""
+
+
+def with_defaults(config: EngineConfig, *, on_gpu: bool) -> EngineConfig:
+    """Sizes that are left open, filled in: what a CPU computes in some tens of milliseconds, or what keeps the matrix
+    units of a GPU busy without keeping those that decode waiting for a tenth of a second."""
+    return replace(
+        config,
+        max_sequences=config.max_sequences or (256 if on_gpu else 64),
+        tokens_per_iteration=config.tokens_per_iteration or (2048 if on_gpu else 256),
+    )

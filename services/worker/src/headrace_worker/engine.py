@@ -4,7 +4,9 @@ import torch
 
 from headrace_shared.errors import ConfigError
 from headrace_shared.machine import num_cores
-from headrace_worker.config import EngineConfig
+from headrace_worker.config import EngineConfig, with_defaults
+from headrace_worker.cuda.engine import CudaEngine
+from headrace_worker.cuda.load import load_on_gpu
 from headrace_worker.forward import load_forward
 from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
@@ -17,21 +19,22 @@ from headrace_worker.torch_engine import TorchEngine
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WORKSPACE_BYTES = 256 << 20
 """Beside weights and cache: activations, buffers, the tokenizer."""
-_GPU_SHARE = 0.9
-"""Of the free memory after loading the weights, for the cache."""
 
 
-def load(config: EngineConfig, report: Report) -> TorchEngine:
+def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     """Loads the model. Raises ConfigError, with one line for the user, if that cannot work."""
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
+    config = with_defaults(config, on_gpu=device.type == "cuda")
     torch.set_num_threads(config.num_threads or num_cores())
     report("finding the model", 0, 1)
     files = find_model(config.model, lambda done, total: report("downloading", done, total))
     checkpoint = open_checkpoint(files.path)
     report("finding the model", 1, 1)
+    if device.type == "cuda":
+        return load_on_gpu(checkpoint, config.served_name or files.name, config, device, dtype, report)
     longest = min(checkpoint.config.context, config.context or checkpoint.config.context)
-    num_blocks = _planned_blocks(config, checkpoint.config, dtype, device)
+    num_blocks = _planned_blocks(config, checkpoint.config, dtype)
     _check_memory(checkpoint.config, num_blocks * config.block_size, dtype, device)
     bind = load_forward(
         checkpoint.config,
@@ -42,8 +45,8 @@ def load(config: EngineConfig, report: Report) -> TorchEngine:
         dtype=dtype,
         device=device,
         report=lambda done, total: report("loading weights", done, total),
+        deterministic=config.deterministic,
     )
-    num_blocks = num_blocks or _blocks_in_free_memory(config, checkpoint.config, dtype, device)
     cache = _make_cache(checkpoint.config, num_blocks, config.block_size, dtype, device)
     context = min(longest, num_blocks * config.block_size)
     report("reading the tokenizer", 0, 1)
@@ -87,23 +90,14 @@ def _cpu_computes_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _planned_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """0 if it depends on what a GPU has left beside the weights."""
-    if config.num_blocks or device.type == "cuda":
+def _planned_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    if config.num_blocks:
         return config.num_blocks
     num_blocks = config.kv_cache_bytes // _block_bytes(config, model, dtype)
     if num_blocks < 1:
         raise ConfigError(
             "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {config.block_size} tokens"
         )
-    return num_blocks
-
-
-def _blocks_in_free_memory(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
-    free = available_bytes(device) or 0
-    num_blocks = int(free * _GPU_SHARE) // _block_bytes(config, model, dtype)
-    if num_blocks < 1:
-        raise ConfigError("device", f"{device} has only {_mib(free)} left beside the weights")
     return num_blocks
 
 

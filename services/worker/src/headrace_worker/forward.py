@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace_shared.errors import ConfigError
 from headrace_worker.attention.backend import AttentionBackend
 from headrace_worker.attention.cpu import GatherAttention
 from headrace_worker.inputs import Inputs
@@ -52,11 +53,14 @@ def load_forward(
     dtype: torch.dtype,
     device: torch.device,
     report: Callable[[int, int], None],
+    deterministic: bool = False,
 ) -> Bind:
     """Reads the weights. `native`: auto (compiled kernels where they can be had) or off. `context`: no sequence will be
     longer."""
     kernels = None if native == "off" else _kernels(architecture, block_size, context, dtype, device)
     if kernels is None:
+        if deterministic:
+            raise ConfigError("deterministic", "on a CPU needs compiled kernels, which this model has not here")
         packing = TorchPacking(folds_norms=device.type == "cpu")
         weights = read_decoder(architecture, source, packing, dtype=dtype, device=device, report=report)
         return lambda cache, context: TorchForward(weights, SingleRank(), cache, context)

@@ -25,14 +25,18 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     """Blocks of the KV cache; 0: as many as kv-cache-bytes (CPU) or the free memory (GPU) hold."""
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
     """Size of the KV cache on a CPU."""
-    max_sequences: Annotated[int, Meta(ge=1, le=4096)] = 64
-    """Most sequences in one iteration."""
-    tokens_per_iteration: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
-    """Most tokens that one iteration computes."""
+    max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Most sequences in one iteration; 0: 64 on a CPU, 256 on a GPU."""
+    tokens_per_iteration: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Most tokens that one iteration computes; 0: 256 on a CPU, 2048 on a GPU."""
     native: Literal["auto", "off"] = "auto"
     """Kernels compiled for this CPU at the first start; auto: torch's own where there is no C++ compiler."""
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """CPU threads for tensor work; 0: all cores that the process may use."""
+    deterministic: bool = False
+    """The same request gives the same tokens whatever else is computed with it; costs some speed on a GPU."""
+    gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that the worker may use."""
     engine_module: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*$")] = "headrace_worker.engine_process"
     """Python module that runs as the engine process."""
     load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
@@ -54,4 +58,6 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             tokens_per_iteration=self.tokens_per_iteration,
             native=self.native,
             num_threads=self.num_threads,
+            deterministic=self.deterministic,
+            gpu_memory_share=self.gpu_memory_share,
         )

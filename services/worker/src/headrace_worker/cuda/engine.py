@@ -24,7 +24,7 @@ from headrace_worker.cuda.forward import DeviceBatch, DeviceForward
 from headrace_worker.cuda.frame import FrameLayout
 from headrace_worker.cuda.places import Places
 from headrace_worker.cuda.sampler import Sampled, Sampler, results
-from headrace_worker.cuda.sequence import DeviceSequence
+from headrace_worker.cuda.sequence import DeviceSequence, unsampled
 from headrace_worker.cuda.tail import Tail
 from headrace_worker.cuda.upload import Upload
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
@@ -144,6 +144,21 @@ class CudaEngine:
             self._replays[size] = self._device.record(partial(self._decode_into_logits, size))
         self._batch_sizes = sizes
         report(len(sizes), len(sizes))
+
+    @torch.inference_mode()
+    def logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
+        """Computes an iteration of sequences that need not have been added up to the logits [slices that sample,
+        vocab_size], in slice order. Every token must be known."""
+        taken = [self._places.take(unsampled(piece.sequence_id), piece.block_ids) for piece in slices]
+        composed = compose(self._mixed.host, slices, taken, self._places, self.cache.block_size)
+        tail = Tail()
+        preparations = self._preparations(tail)
+        extras = self._mixed.send(tail)
+        for prepare, numbers in preparations:
+            prepare(*(extras[number] for number in numbers))
+        for piece in slices:
+            self._places.leave(piece.sequence_id)
+        return self._forward(self._batch(self._mixed, composed))
 
     def _preparations(self, tail: Tail) -> list[tuple[Callable[..., None], tuple[int, ...]]]:
         """What has to be done before the forward pass, with the numbers of its arguments in the tail."""

@@ -58,6 +58,13 @@ def device_sequence(admission: Admission, vocab_size: int, counts_row: int | Non
     )
 
 
+def unsampled(sequence_id: SequenceId) -> DeviceSequence:
+    """A sequence that only logits are wanted of."""
+    nothing = np.empty(0, dtype=np.int64)
+    params = SamplingParams(seed=0, temperature=0.0)
+    return DeviceSequence(sequence_id, 0, params, True, 0, 0, nothing, nothing, nothing.astype(np.float32), None)
+
+
 def seen_tokens(
     admission: Admission, vocab_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

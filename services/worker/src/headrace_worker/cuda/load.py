@@ -1,0 +1,40 @@
+"""Loads a model onto a CUDA device."""
+
+import torch
+
+from headrace_shared.errors import ConfigError
+from headrace_worker.config import EngineConfig
+from headrace_worker.cuda.build import build_engine
+from headrace_worker.cuda.device import CudaDevice
+from headrace_worker.cuda.engine import CudaEngine
+from headrace_worker.cuda.sizing import Sizes
+from headrace_worker.iteration import Report
+from headrace_worker.models.checkpoint import Checkpoint
+
+
+def load_on_gpu(
+    checkpoint: Checkpoint, name: str, config: EngineConfig, device: torch.device, dtype: torch.dtype, report: Report
+) -> CudaEngine:
+    """`name`: how the model is called. Raises ConfigError for what cannot be run there."""
+    try:
+        from headrace_worker.cuda.triton_backend import triton_backend  # only where there is Triton
+    except ImportError as error:
+        raise ConfigError("device", f"{device} needs the Python package triton: {error}") from error
+    longest = checkpoint.config.context
+    sizes = Sizes(
+        context=min(longest, config.context or longest),
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_sequences=config.max_sequences,
+        tokens_per_iteration=config.tokens_per_iteration,
+        memory_share=config.gpu_memory_share,
+    )
+    return build_engine(
+        checkpoint.config,
+        checkpoint.source,
+        triton_backend(CudaDevice(device), deterministic=config.deterministic),
+        sizes,
+        lambda context: checkpoint.make_card(name, context),
+        dtype=dtype,
+        report=report,
+    )
