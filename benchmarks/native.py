@@ -32,8 +32,9 @@ from headrace_worker.models.linear import make_linear
 from headrace_worker.native import reference
 from headrace_worker.native.attention import PagedBatch, paged_attention
 from headrace_worker.native.library import load
-from headrace_worker.native.linear import PackedWeight, packed_linear
+from headrace_worker.native.linear import pack_weight, packed_linear
 from headrace_worker.native.rows import argmax, rms_norm, rotate_and_write, silu_mul
+from headrace_worker.torch_engine import TorchEngine
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
 SHAPES = [
@@ -82,7 +83,7 @@ def linears() -> Iterator[Line]:
     weights = [[torch.randn(shape).to(BF16) for shape in SHAPES] for _ in range(LAYERS)]
     flat = [weight for layer in weights for weight in layer]
     arena = Arena()
-    packed = [PackedWeight(weight, arena=arena) for weight in flat]
+    packed = [pack_weight(weight, arena=arena) for weight in flat]
     reordered = [make_linear(weight, None) for weight in flat]
     size = sum(weight.nbytes for weight in flat)
     for rows in (1, 4, 16, 64, 256):
@@ -130,7 +131,7 @@ def attention() -> Iterator[Line]:
             dtype=BF16,
             device=CPU,
         )
-        gather = GatherAttention(cache, num_heads=HEADS, context=context)
+        gather = GatherAttention(cache, num_heads=HEADS, context=context, scale=HEAD_DIM**-0.5, windows=[None])
         inputs = build_inputs(
             slices_of(num_sequences, num_queries, context),
             block_size=BLOCK_SIZE,
@@ -189,14 +190,23 @@ def rows() -> Iterator[Line]:
     )
 
 
+def load_cpu_engine(threads: int, native: str = "auto", quantization: str = "none") -> TorchEngine:
+    config = EngineConfig(
+        native=native,
+        quantization=quantization,
+        dtype="bfloat16",
+        device="cpu",
+        num_threads=threads,
+        num_blocks=1024,
+    )
+    engine = load_engine(config, lambda stage, done, total: None)
+    assert isinstance(engine, TorchEngine)
+    return engine
+
+
 def iterations(threads: int) -> Iterator[Line]:
-    engines = {
-        native: load_engine(
-            EngineConfig(native=native, dtype="bfloat16", device="cpu", num_threads=threads, num_blocks=1024),
-            lambda stage, done, total: None,
-        )
-        for native in ("auto", "off")
-    }
+    compiled, int8, int4 = (load_cpu_engine(threads, quantization=name) for name in ("none", "int8", "int4"))
+    plain = load_cpu_engine(threads, native="off")
     num_parameters = LAYERS * sum(math.prod(shape) for shape in SHAPES)
     for num_sequences, num_queries, context in ((1, 1, 350), (4, 1, 350), (16, 1, 350), (32, 1, 350), (1, 256, 256)):
         slices = slices_of(num_sequences, num_queries, context)
@@ -205,8 +215,12 @@ def iterations(threads: int) -> Iterator[Line]:
         cached = num_sequences * context * LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
         yield Line(
             f"whole iteration, {num_sequences} x {num_queries} tokens at {context}",
-            partial(engines["auto"].logits, slices),
-            {"torch engine": partial(engines["off"].logits, slices)},
+            partial(compiled.logits, slices),
+            {
+                "torch engine": partial(plain.logits, slices),
+                "int8": partial(int8.logits, slices),
+                "int4": partial(int4.logits, slices),
+            },
             weights + cached,
             2.0 * (tokens * num_parameters + num_sequences * VOCAB * HIDDEN),
         )

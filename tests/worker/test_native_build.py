@@ -7,7 +7,7 @@ import torch
 from headrace_worker.native import build
 from headrace_worker.native.errors import NativeUnavailable
 from headrace_worker.native.library import Library
-from headrace_worker.native.linear import PackedWeight, packed_linear
+from headrace_worker.native.linear import pack_weight, packed_linear
 from tests.worker.native_variants import library
 
 
@@ -77,7 +77,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_shares_the_threads_of_torch() -> None:
     weight = torch.randn(512, 512).bfloat16()
-    packed = PackedWeight(weight, library("native"))
+    packed = pack_weight(weight, library("native"))
     rows = torch.randn(64, 512).bfloat16()
     threads = torch.get_num_threads()
     try:

@@ -3,7 +3,7 @@ import torch
 
 from headrace_worker.native import reference
 from headrace_worker.native.library import Library
-from headrace_worker.native.linear import PackedWeight, packed_linear
+from headrace_worker.native.linear import pack_weight, packed_linear
 from tests.worker.native_variants import VARIANTS, library
 
 
@@ -22,7 +22,7 @@ def test_equals_the_reference_up_to_rounding(
     rows = torch.randn(num_rows, num_inputs, generator=generator).bfloat16()
     weight = torch.randn(num_outputs, num_inputs, generator=generator).bfloat16()
     bias = torch.randn(num_outputs, generator=generator).bfloat16()
-    product = packed_linear(rows, PackedWeight(weight, kernels), bias)
+    product = packed_linear(rows, pack_weight(weight, kernels), bias)
     exact = reference.linear(rows.double(), weight.double(), bias.double())
     # One rounding of the result, and float32 sums of products of this size.
     tolerance = exact.abs() * 2**-8 + num_inputs * 2**-20
@@ -32,7 +32,7 @@ def test_equals_the_reference_up_to_rounding(
 def test_a_row_does_not_depend_on_the_rows_beside_it(kernels: Library) -> None:
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(70, 576, generator=generator).bfloat16()
-    weight = PackedWeight(torch.randn(1000, 576, generator=generator).bfloat16(), kernels)
+    weight = pack_weight(torch.randn(1000, 576, generator=generator).bfloat16(), kernels)
     together = packed_linear(rows, weight)
     for first, last in ((0, 1), (3, 5), (1, 7), (10, 26), (5, 38), (20, 61)):
         assert torch.equal(packed_linear(rows[first:last].contiguous(), weight), together[first:last])
@@ -40,7 +40,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(kernels: Library) -> None:
 
 def test_the_number_of_threads_changes_nothing(kernels: Library) -> None:
     rows = torch.randn(5, 64).bfloat16()
-    weight = PackedWeight(torch.randn(100, 64).bfloat16(), kernels)
+    weight = pack_weight(torch.randn(100, 64).bfloat16(), kernels)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -53,12 +53,12 @@ def test_the_number_of_threads_changes_nothing(kernels: Library) -> None:
 
 def test_refuses_what_it_cannot_compute() -> None:
     kernels = library("native")
-    weight = PackedWeight(torch.zeros(16, 64, dtype=torch.bfloat16), kernels)
+    weight = pack_weight(torch.zeros(16, 64, dtype=torch.bfloat16), kernels)
     rows = torch.zeros(4, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="number of inputs is 48, not a positive multiple of 32"):
-        PackedWeight(torch.zeros(16, 48, dtype=torch.bfloat16), kernels)
+        pack_weight(torch.zeros(16, 48, dtype=torch.bfloat16), kernels)
     with pytest.raises(ValueError, match=r"weight is torch\.float32"):
-        PackedWeight(torch.zeros(16, 64), kernels)
+        pack_weight(torch.zeros(16, 64), kernels)
     with pytest.raises(ValueError, match="rows has the shape"):
         packed_linear(rows[:, :32].contiguous(), weight)
     with pytest.raises(ValueError, match="rows is not contiguous"):

@@ -33,6 +33,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """A request's tokens do not depend on what else is computed with it."""
     gpu_memory_share: float = 0.9
     """Of a GPU's memory, for weights, cache and all else of this process."""
+    quantization: str = "none"
+    """Of the weights, on a CPU: none, int8 or int4."""
     place: RankPlace = RankPlace()
     """Which rank of the engine this process is."""
 

@@ -21,9 +21,10 @@ from headrace_worker.models.reading import read_decoder
 from headrace_worker.models.torch_operations import TorchOperations
 from headrace_worker.models.weights import TensorSource
 from headrace_worker.native.errors import NativeUnavailable
-from headrace_worker.native.forward import NativeForward, NativePacking, why_not_native
+from headrace_worker.native.forward import NativeForward, why_not_native
 from headrace_worker.native.library import Library
 from headrace_worker.native.library import load as load_kernels
+from headrace_worker.native.packing import NativePacking, Quantization
 
 _log = logging.getLogger(__name__)
 
@@ -54,17 +55,21 @@ def load_forward(
     device: torch.device,
     report: Callable[[int, int], None],
     deterministic: bool = False,
+    quantization: Quantization = Quantization.NONE,
 ) -> Bind:
     """Reads the weights. `native`: auto (compiled kernels where they can be had) or off. `context`: no sequence will be
-    longer."""
+    longer. Raises ConfigError if the weights are to be quantized and there are no kernels for that."""
     kernels = None if native == "off" else _kernels(architecture, block_size, context, dtype, device)
     if kernels is None:
         if deterministic:
             raise ConfigError("deterministic", "on a CPU needs compiled kernels, which this model has not here")
+        if quantization is not Quantization.NONE:
+            raise ConfigError("quantization", f"{quantization} needs compiled kernels, which this model has not here")
         packing = TorchPacking(folds_norms=device.type == "cpu")
         weights = read_decoder(architecture, source, packing, dtype=dtype, device=device, report=report)
         return lambda cache, context: TorchForward(weights, SingleRank(), cache, context)
-    packed = read_decoder(architecture, source, NativePacking(kernels), dtype=dtype, device=device, report=report)
+    own_packing = NativePacking(kernels, quantization, architecture.vocab_size)
+    packed = read_decoder(architecture, source, own_packing, dtype=dtype, device=device, report=report)
     return lambda cache, context: NativeForward(packed, cache, context, kernels)
 
 

@@ -37,6 +37,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     """The same request gives the same tokens whatever else is computed with it; costs some speed on a GPU."""
     gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.9
     """Share of a GPU's memory that the worker may use."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """Weights rounded to 8 or 4 bits as they are loaded (CPU with compiled kernels): faster, hardly less exact."""
     engine_module: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*$")] = "headrace_worker.engine_process"
     """Python module that runs as the engine process."""
     load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
@@ -60,4 +62,5 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             num_threads=self.num_threads,
             deterministic=self.deterministic,
             gpu_memory_share=self.gpu_memory_share,
+            quantization=self.quantization,
         )

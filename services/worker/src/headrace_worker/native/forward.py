@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from headrace_worker.huge_pages import Arena
 from headrace_worker.inputs import Inputs
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
@@ -11,7 +10,7 @@ from headrace_worker.models.decoder_weights import DecoderWeights, Layer, Mlp
 from headrace_worker.models.rotary import rotary_table
 from headrace_worker.native.attention import PagedBatch
 from headrace_worker.native.library import Library
-from headrace_worker.native.model import NativeLayer, NativeMatrix, NativeModel, NativeShape, pack, pack_gate_up
+from headrace_worker.native.model import NativeLayer, NativeMatrix, NativeModel, NativeShape
 
 
 def why_not_native(
@@ -40,20 +39,6 @@ def why_not_native(
     return None
 
 
-class NativePacking:
-    folds_norms = True
-
-    def __init__(self, kernels: Library) -> None:
-        self._kernels = kernels
-        self._arena = Arena()
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> NativeMatrix:
-        return pack(weight.contiguous(), bias, self._kernels, self._arena)
-
-    def gate_up(self, weight: Tensor, bias: Tensor | None) -> NativeMatrix:
-        return pack_gate_up(weight.contiguous(), bias, self._kernels, self._arena)
-
-
 class NativeForward:
     gathered_positions = 0
 
@@ -69,6 +54,7 @@ class NativeForward:
             rotary_table(config.rope, config.head_dim, context),
             cache.pages.unbind(0),
             kernels,
+            norm=weights.norm,
         )
 
     def __call__(self, inputs: Inputs) -> Tensor:
@@ -79,7 +65,10 @@ class NativeForward:
 
 def _layer(layer: Layer[NativeMatrix]) -> NativeLayer:
     assert isinstance(layer.mlp, Mlp), "a mixture of experts is not run natively"
-    return NativeLayer(layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down)
+    norms = layer.norms
+    return NativeLayer(
+        layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down, norms.before_attention, norms.before_mlp
+    )
 
 
 def _shape(config: ModelConfig, block_size: int) -> NativeShape:

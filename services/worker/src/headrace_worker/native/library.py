@@ -21,7 +21,10 @@ _SIGNATURES: dict[str, tuple[Sequence[object], object]] = {
     "headrace_initialize": ([_POINTER] * 3, None),
     "headrace_matmul_kind": ([], ctypes.c_char_p),
     "headrace_pack": ([_POINTER, _SIZE, _SIZE, _POINTER], None),
-    "headrace_linear": ([_POINTER, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _INT], None),
+    "headrace_block_bytes": ([_INT], _SIZE),
+    "headrace_quantize": ([_POINTER, _SIZE, _SIZE, _INT, _POINTER, _INT], None),
+    "headrace_pack_codes": ([_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT, _POINTER, _INT], None),
+    "headrace_linear": ([_POINTER, _SIZE, _SIZE, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _INT], None),
     "headrace_attention": ([_POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _INT], None),
     "headrace_rms_norm": ([_POINTER, _POINTER, _SIZE, _SIZE, ctypes.c_float, _POINTER, _INT, _INT], None),
     "headrace_rotate_and_write": (
@@ -30,7 +33,7 @@ _SIGNATURES: dict[str, tuple[Sequence[object], object]] = {
     ),
     "headrace_silu_mul": ([_POINTER, _SIZE, _SIZE, _POINTER, _INT, _INT], None),
     "headrace_argmax": ([_POINTER, _SIZE, _SIZE, _POINTER, _INT, _INT], None),
-    "headrace_model_new": ([_POINTER] * 5, _POINTER),
+    "headrace_model_new": ([_POINTER] * 6, _POINTER),
     "headrace_model_free": ([_POINTER], None),
     "headrace_model_run": ([_POINTER, _POINTER, _POINTER, _POINTER, _INT], None),
 }

@@ -1,4 +1,6 @@
-"""y = x W^T with packed bfloat16 weights."""
+"""y = x W^T with packed weights: bfloat16, or 8 or 4 bits."""
+
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -10,23 +12,77 @@ from headrace_worker.native.library import Library, load
 TILE = 16
 """Outputs are packed in tiles of this many."""
 INPUT_STEP = 32
-"""The number of inputs must be a multiple of this."""
+"""The number of inputs must be a multiple of this, and this many share a scale."""
+
+
+class WeightFormat(IntEnum):
+    """As csrc/blocks.h numbers them. 8 bits: a scale for each group of inputs; 4 bits: a scale and a minimum."""
+
+    BF16 = 0
+    INT8 = 1
+    INT4 = 2
 
 
 class PackedWeight:
-    """A [outputs, inputs] matrix in the kernels' layout. Reads no more of it afterwards."""
+    """A [outputs, inputs] matrix in the kernels' layout."""
 
-    def __init__(self, weight: Tensor, library: Library | None = None, arena: Arena | None = None) -> None:
-        check_tensor("weight", weight, (None, None), (torch.bfloat16,))
-        self.num_outputs, self.num_inputs = weight.shape
-        check_multiple("number of inputs", self.num_inputs, INPUT_STEP)
-        if self.num_outputs < 1:
-            raise ValueError("weight has no outputs")
-        self.library = library or load()
-        num_tiles = -(-self.num_outputs // TILE)
-        size = num_tiles * TILE * self.num_inputs
-        self.data = arena.take(size, torch.bfloat16) if arena else huge_zeros((size,), torch.bfloat16)
-        self.library.functions.headrace_pack(weight.data_ptr(), self.num_outputs, self.num_inputs, self.data.data_ptr())
+    def __init__(self, data: Tensor, shape: tuple[int, int], format: WeightFormat, library: Library) -> None:
+        """`data`: what one of the functions below has packed."""
+        self.data = data
+        self.num_outputs, self.num_inputs = shape
+        self.format = format
+        self.library = library
+
+
+class Codes:
+    """A quantized matrix [outputs, inputs]: scale * code (+ minimum)."""
+
+    def __init__(self, codes: Tensor, scales: Tensor, minimums: Tensor | None) -> None:
+        """codes int8: from -127 to 127, or with `minimums` from 0 to 15; scales, minimums [outputs, inputs / 32]
+        float16. Raises ValueError."""
+        check_tensor("codes", codes, (None, None), (torch.int8,))
+        check_multiple("number of inputs", codes.shape[1], INPUT_STEP)
+        groups = (codes.shape[0], codes.shape[1] // INPUT_STEP)
+        check_tensor("scales", scales, groups, (torch.float16,))
+        if minimums is not None:
+            check_tensor("minimums", minimums, groups, (torch.float16,))
+        self.codes = codes
+        self.scales = scales
+        self.minimums = minimums
+
+
+def pack_weight(weight: Tensor, library: Library | None = None, arena: Arena | None = None) -> PackedWeight:
+    """weight [outputs, inputs] bfloat16, as it is. Raises ValueError for what the kernels do not take."""
+    packed = _room_for(weight, WeightFormat.BF16, library, arena)
+    packed.library.functions.headrace_pack(weight.data_ptr(), *weight.shape, packed.data.data_ptr())
+    return packed
+
+
+def quantize_weight(
+    weight: Tensor, format: WeightFormat, library: Library | None = None, arena: Arena | None = None
+) -> PackedWeight:
+    """weight [outputs, inputs] bfloat16, rounded to 8 or 4 bits. Raises ValueError for what the kernels do not take."""
+    packed = _room_for(weight, format, library, arena)
+    packed.library.functions.headrace_quantize(
+        weight.data_ptr(), *weight.shape, format, packed.data.data_ptr(), torch.get_num_threads()
+    )
+    return packed
+
+
+def pack_codes(matrix: Codes, library: Library | None = None, arena: Arena | None = None) -> PackedWeight:
+    """Codes as they are, in 4 bits if they have minimums, else in 8."""
+    format = WeightFormat.INT8 if matrix.minimums is None else WeightFormat.INT4
+    packed = _room(matrix.codes.shape, format, library, arena)
+    packed.library.functions.headrace_pack_codes(
+        matrix.codes.data_ptr(),
+        matrix.scales.data_ptr(),
+        None if matrix.minimums is None else matrix.minimums.data_ptr(),
+        *matrix.codes.shape,
+        format,
+        packed.data.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return packed
 
 
 def packed_linear(rows: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
@@ -41,9 +97,27 @@ def packed_linear(rows: Tensor, weight: PackedWeight, bias: Tensor | None = None
         rows.shape[0],
         weight.num_inputs,
         weight.data.data_ptr(),
+        weight.format,
         weight.num_outputs,
         None if bias is None else bias.data_ptr(),
         output.data_ptr(),
         torch.get_num_threads(),
     )
     return output
+
+
+def _room_for(weight: Tensor, format: WeightFormat, library: Library | None, arena: Arena | None) -> PackedWeight:
+    check_tensor("weight", weight, (None, None), (torch.bfloat16,))
+    return _room(weight.shape, format, library, arena)
+
+
+def _room(shape: torch.Size, format: WeightFormat, library: Library | None, arena: Arena | None) -> PackedWeight:
+    num_outputs, num_inputs = shape
+    check_multiple("number of inputs", num_inputs, INPUT_STEP)
+    if num_outputs < 1:
+        raise ValueError("weight has no outputs")
+    kernels = library or load()
+    num_blocks = -(-num_outputs // TILE) * (num_inputs // INPUT_STEP)
+    size = num_blocks * int(kernels.functions.headrace_block_bytes(format))
+    data = arena.take(size, torch.uint8) if arena else huge_zeros((size,), torch.uint8)
+    return PackedWeight(data, (num_outputs, num_inputs), format, kernels)

@@ -12,7 +12,7 @@ from headrace_worker.huge_pages import Arena
 from headrace_worker.native.attention import HEAD_DIM_STEP, PagedBatch
 from headrace_worker.native.checks import check_multiple, check_range, check_tensor
 from headrace_worker.native.library import Library, load
-from headrace_worker.native.linear import INPUT_STEP, TILE, PackedWeight
+from headrace_worker.native.linear import INPUT_STEP, TILE, PackedWeight, WeightFormat, pack_weight, quantize_weight
 from headrace_worker.native.structures import AttentionShape, Batch, LayerWeights, Matrix, ModelShape
 
 _BF16 = (torch.bfloat16,)
@@ -43,28 +43,43 @@ class NativeMatrix(NamedTuple):
 
 
 class NativeLayer(NamedTuple):
-    """Norm weights are multiplied into the matrices. `gate_up` comes from `pack_gate_up`."""
+    """`gate_up` comes from `pack_gate_up`. Weights of the norms, [hidden_size] float32; None: multiplied into the
+    matrices that follow them."""
 
     qkv: NativeMatrix
     output: NativeMatrix
     gate_up: NativeMatrix
     down: NativeMatrix
+    attention_norm: Tensor | None = None
+    mlp_norm: Tensor | None = None
 
 
 def pack(
-    weight: Tensor, bias: Tensor | None, library: Library | None = None, arena: Arena | None = None
+    weight: Tensor,
+    bias: Tensor | None,
+    library: Library | None = None,
+    arena: Arena | None = None,
+    *,
+    format: WeightFormat = WeightFormat.BF16,
 ) -> NativeMatrix:
     """weight [outputs, inputs], bias [outputs], bfloat16."""
     if bias is not None:
         check_tensor("bias", bias, (weight.shape[0],), _BF16)
-    return NativeMatrix(PackedWeight(weight, library, arena), bias)
+    if format == WeightFormat.BF16:
+        return NativeMatrix(pack_weight(weight, library, arena), bias)
+    return NativeMatrix(quantize_weight(weight, format, library, arena), bias)
 
 
 def pack_gate_up(
-    weight: Tensor, bias: Tensor | None, library: Library | None = None, arena: Arena | None = None
+    weight: Tensor,
+    bias: Tensor | None,
+    library: Library | None = None,
+    arena: Arena | None = None,
+    *,
+    format: WeightFormat = WeightFormat.BF16,
 ) -> NativeMatrix:
     """weight [2 * size, inputs]: gate above up, whose tiles are packed by turns."""
-    return pack(_by_turns(weight), None if bias is None else _by_turns(bias), library, arena)
+    return pack(_by_turns(weight), None if bias is None else _by_turns(bias), library, arena, format=format)
 
 
 def _by_turns(rows: Tensor) -> Tensor:
@@ -83,9 +98,12 @@ class NativeModel:
         rotations: Tensor,
         pages: Sequence[Tensor],
         library: Library | None = None,
+        *,
+        norm: Tensor | None = None,
     ) -> None:
         """embedding [vocab_size, hidden_size] bfloat16; rotations [positions, head_dim / 2] complex64; pages: of each
-        layer, [blocks, 2, num_kv_heads, block_size, head_dim] bfloat16.
+        layer, [blocks, 2, num_kv_heads, block_size, head_dim] bfloat16; norm: weight [hidden_size] float32 of the last
+        norm, None: multiplied into the head.
 
         Raises ValueError for what the kernels do not take."""
         shape.check()
@@ -97,7 +115,10 @@ class NativeModel:
             _check_matrix("output", layer.output, shape.hidden_size, q_width)
             _check_matrix("gate_up", layer.gate_up, 2 * shape.intermediate_size, shape.hidden_size)
             _check_matrix("down", layer.down, shape.hidden_size, shape.intermediate_size)
+            _check_norm("attention_norm", layer.attention_norm, shape.hidden_size)
+            _check_norm("mlp_norm", layer.mlp_norm, shape.hidden_size)
         _check_matrix("head", head, shape.vocab_size, shape.hidden_size)
+        _check_norm("norm", norm, shape.hidden_size)
         if len(pages) != len(layers):
             raise ValueError(f"pages of {len(pages)} layers, not {len(layers)}")
         for layer_pages in pages:
@@ -105,10 +126,10 @@ class NativeModel:
         self._shape = shape
         self._num_blocks = min(layer_pages.shape[0] for layer_pages in pages)
         self._num_positions = rotations.shape[0]
-        self._kept = (list(layers), embedding, head, rotations, list(pages))
+        self._kept = (list(layers), embedding, head, norm, rotations, list(pages))
         self._pages = (ctypes.c_void_p * len(pages))(*(layer_pages.data_ptr() for layer_pages in pages))
         functions = (library or load()).functions
-        weights = (LayerWeights * len(layers))(*(LayerWeights(*map(_matrix, layer)) for layer in layers))
+        weights = (LayerWeights * len(layers))(*map(_layer, layers))
         structure = ModelShape(
             AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, shape.scale),
             shape.hidden_size,
@@ -122,6 +143,7 @@ class NativeModel:
             weights,
             embedding.data_ptr(),
             ctypes.byref(_matrix(head)),
+            _address(norm),
             rotations.data_ptr(),
         )
         self._run = functions.headrace_model_run
@@ -169,5 +191,19 @@ def _check_matrix(name: str, matrix: NativeMatrix, num_outputs: int, num_inputs:
         raise ValueError(f"{name} has the shape {have}, not {(num_outputs, num_inputs)}")
 
 
+def _check_norm(name: str, weight: Tensor | None, size: int) -> None:
+    if weight is not None:
+        check_tensor(name, weight, (size,), (torch.float32,))
+
+
+def _layer(layer: NativeLayer) -> LayerWeights:
+    matrices = map(_matrix, (layer.qkv, layer.output, layer.gate_up, layer.down))
+    return LayerWeights(*matrices, _address(layer.attention_norm), _address(layer.mlp_norm))
+
+
 def _matrix(matrix: NativeMatrix) -> Matrix:
-    return Matrix(matrix.weight.data.data_ptr(), None if matrix.bias is None else matrix.bias.data_ptr())
+    return Matrix(matrix.weight.data.data_ptr(), _address(matrix.bias), matrix.weight.format)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

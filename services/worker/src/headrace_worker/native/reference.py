@@ -1,5 +1,5 @@
 """The kernels' functions in plain torch: what they are compared with in tests and benchmarks. A worker without
-kernels runs `models/llama.py` and `attention/cpu.py`."""
+kernels runs `models/decoder.py` and `attention/cpu.py`."""
 
 import math
 

@@ -24,11 +24,18 @@ class Sequences(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = (("weights", ctypes.c_void_p), ("bias", ctypes.c_void_p))
+    _fields_ = (("weights", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("format", ctypes.c_int32))
 
 
 class LayerWeights(ctypes.Structure):
-    _fields_ = (("qkv", Matrix), ("output", Matrix), ("gate_up", Matrix), ("down", Matrix))
+    _fields_ = (
+        ("qkv", Matrix),
+        ("output", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("attention_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+    )
 
 
 class ModelShape(ctypes.Structure):

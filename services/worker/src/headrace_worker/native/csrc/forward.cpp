@@ -15,8 +15,9 @@ constexpr int kAlone = 16;  // every thread normalizes up to this many rows for 
 
 // A packed matrix and its bias (null: none).
 struct Matrix {
-    const bf16* weights;
+    const std::byte* weights;
     const bf16* bias;
+    Format format;
 };
 
 struct LayerWeights {
@@ -24,6 +25,8 @@ struct LayerWeights {
     Matrix output;
     Matrix gate_up;  // tiles of gate and up by turns, so that one thread has both sides of a product
     Matrix down;
+    const float* attention_norm;  // weights of the norms before qkv and gate_up; null: multiplied into them
+    const float* mlp_norm;
 };
 
 struct ModelShape {
@@ -50,11 +53,13 @@ std::int64_t tiles_of(std::int64_t outputs) { return (outputs + kTile - 1) / kTi
 
 class Model {
   public:
-    Model(const ModelShape& shape, const LayerWeights* layers, const bf16* embedding, Matrix head, const float* rotations)
+    Model(const ModelShape& shape, const LayerWeights* layers, const bf16* embedding, Matrix head, const float* norm,
+          const float* rotations)
         : shape_(shape),
           layers_(layers, layers + shape.num_layers),
           embedding_(embedding),
           head_(head),
+          norm_(norm),
           rotations_(rotations),
           counters_(new std::atomic<int>[2 * static_cast<std::size_t>(shape.num_layers)]) {}
 
@@ -86,20 +91,20 @@ class Model {
         team.wait();
         for (int index = 0; index < shape_.num_layers; ++index) {
             const LayerWeights& layer = layers_[static_cast<std::size_t>(index)];
-            project(team, batch, layer.qkv, pages[index]);
+            project(team, batch, layer, pages[index]);
             team.wait();
             attend<bf16>(team, attention, batch.sequences, plan_, queries_.data(), width, pages[index], mixed_.data(),
                          partials_.data(), &counters_[2 * index]);
             team.wait();
             add_product(team, batch.num_tokens, mixed_.data(), width, layer.output);
             team.wait();
-            multiply_gate(team, batch.num_tokens, layer.gate_up);
+            multiply_gate(team, batch.num_tokens, layer);
             team.wait();
             add_product(team, batch.num_tokens, gated_.data(), shape_.intermediate_size, layer.down);
             team.wait();
         }
         if (batch.num_sampled == 0) return;
-        const bf16* rows = normalized(team, batch.num_sampled, batch.sampled_rows);
+        const bf16* rows = normalized(team, batch.num_sampled, batch.sampled_rows, norm_);
         compute(team, rows, shape_.hidden_size, batch.num_sampled, head_, shape_.vocab_size, 1, [&](const Products& tile) {
             for (int row = 0; row < tile.num_rows; ++row)
                 store_part(logits + (tile.first_row + row) * shape_.vocab_size + tile.column, tile.at(row),
@@ -110,14 +115,14 @@ class Model {
     float* hidden_row(std::int64_t row) { return hidden_.data() + row * shape_.hidden_size; }
 
     // The rows (null: the first `count` ones) of the hidden states, normalized.
-    const bf16* normalized(Team& team, std::int64_t count, const std::int64_t* rows) {
+    const bf16* normalized(Team& team, std::int64_t count, const std::int64_t* rows, const float* weight) {
         thread_local Scratch scratch;
         const bool alone = count <= kAlone;
         bf16* target = alone ? scratch.get<bf16>(static_cast<std::size_t>(count) * shape_.hidden_size) : normal_.data();
         const auto own = alone ? Range{0, count} : team.share(count);
         for (auto row = own.begin; row < own.end; ++row)
             normalize_row(hidden_row(rows ? rows[row] : row), shape_.hidden_size, shape_.epsilon,
-                          target + row * shape_.hidden_size);
+                          target + row * shape_.hidden_size, weight);
         if (!alone) team.wait();
         return target;
     }
@@ -140,7 +145,8 @@ class Model {
     void compute(Team& team, const bf16* x, int num_inputs, std::int64_t num_rows, const Matrix& matrix,
                  std::int64_t num_outputs, int step, Finish&& finish) {
         const auto tiles = team.share(tiles_of(num_outputs), step);
-        multiply_tiles(x, num_inputs, static_cast<int>(num_rows), matrix.weights, num_inputs, tiles.begin, tiles.end,
+        multiply_tiles(x, num_inputs, static_cast<int>(num_rows), {matrix.weights, matrix.format}, num_inputs, tiles.begin,
+                       tiles.end,
                        [&](int first, int count, std::int64_t tile, int num_tiles, const float* products) {
                            for (int t = 0; t < num_tiles; t += step) {
                                const auto column = (tile + t) * kTile;
@@ -153,12 +159,12 @@ class Model {
     }
 
     // Queries to their buffer, keys and values to the pages, rotated.
-    void project(Team& team, const Batch& batch, const Matrix& matrix, bf16* pages) {
+    void project(Team& team, const Batch& batch, const LayerWeights& layer, bf16* pages) {
         const auto& attention = shape_.attention;
         const int dim = attention.head_dim;
         const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
-        const bf16* rows = normalized(team, batch.num_tokens, nullptr);
-        compute(team, rows, shape_.hidden_size, batch.num_tokens, matrix,
+        const bf16* rows = normalized(team, batch.num_tokens, nullptr, layer.attention_norm);
+        compute(team, rows, shape_.hidden_size, batch.num_tokens, layer.qkv,
                 static_cast<std::int64_t>(num_heads + 2 * num_kv_heads) * dim, 1, [&](const Products& tile) {
                     const int head = static_cast<int>(tile.column) / dim, component = static_cast<int>(tile.column) % dim;
                     for (int i = 0; i < tile.num_rows; ++i) {
@@ -184,9 +190,9 @@ class Model {
         });
     }
 
-    void multiply_gate(Team& team, std::int64_t num_rows, const Matrix& matrix) {
-        const bf16* rows = normalized(team, num_rows, nullptr);
-        compute(team, rows, shape_.hidden_size, num_rows, matrix, 2 * static_cast<std::int64_t>(shape_.intermediate_size), 2,
+    void multiply_gate(Team& team, std::int64_t num_rows, const LayerWeights& layer) {
+        const bf16* rows = normalized(team, num_rows, nullptr, layer.mlp_norm);
+        compute(team, rows, shape_.hidden_size, num_rows, layer.gate_up, 2 * static_cast<std::int64_t>(shape_.intermediate_size), 2,
                 [&](const Products& tiles) {
                     for (int row = 0; row < tiles.num_rows; ++row)
                         store(gated_.data() + (tiles.first_row + row) * static_cast<std::int64_t>(shape_.intermediate_size) +
@@ -199,6 +205,7 @@ class Model {
     const std::vector<LayerWeights> layers_;
     const bf16* embedding_;
     const Matrix head_;
+    const float* norm_;
     const float* rotations_;
     std::vector<float> hidden_;
     std::vector<bf16> normal_;
@@ -215,10 +222,11 @@ class Model {
 
 using namespace headrace;
 
-// Keeps the pointers. `rotations` is [positions, head_dim / 2, 2]: cosine and sine.
+// Keeps the pointers. `norm`: of the last norm before the head (null: multiplied into it); `rotations` is [positions,
+// head_dim / 2, 2]: cosine and sine.
 HEADRACE_EXPORT void* headrace_model_new(const ModelShape* shape, const LayerWeights* layers, const bf16* embedding, const Matrix* head,
-                         const float* rotations) {
-    return new Model(*shape, layers, embedding, *head, rotations);
+                         const float* norm, const float* rotations) {
+    return new Model(*shape, layers, embedding, *head, norm, rotations);
 }
 
 HEADRACE_EXPORT void headrace_model_free(void* model) { delete static_cast<Model*>(model); }

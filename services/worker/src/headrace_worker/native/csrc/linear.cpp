@@ -17,11 +17,12 @@ HEADRACE_EXPORT void headrace_pack(const bf16* weights, std::int64_t num_outputs
 }
 
 // y [num_rows, num_outputs] = x [num_rows, num_inputs] W^T (+ bias). `bias` may be null.
-HEADRACE_EXPORT void headrace_linear(const bf16* x, std::int64_t num_rows, std::int64_t num_inputs, const bf16* packed,
-                     std::int64_t num_outputs, const bf16* bias, bf16* y, int num_threads) {
+HEADRACE_EXPORT void headrace_linear(const bf16* x, std::int64_t num_rows, std::int64_t num_inputs, const void* packed,
+                                     int format, std::int64_t num_outputs, const bf16* bias, bf16* y, int num_threads) {
+    const PackedWeights weights{static_cast<const std::byte*>(packed), static_cast<Format>(format)};
     auto body = [&](Team& team) {
         const auto tiles = team.share((num_outputs + kTile - 1) / kTile);
-        multiply_tiles(x, num_inputs, static_cast<int>(num_rows), packed, static_cast<int>(num_inputs), tiles.begin,
+        multiply_tiles(x, num_inputs, static_cast<int>(num_rows), weights, static_cast<int>(num_inputs), tiles.begin,
                        tiles.end, [&](int row, int count, std::int64_t tile, int num_tiles, const float* products) {
                            for (int r = 0; r < count; ++r)
                                for (int t = 0; t < num_tiles; ++t) {

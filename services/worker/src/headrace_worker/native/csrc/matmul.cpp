@@ -1,19 +1,10 @@
 #include "matmul.h"
 
+#include "team.h"
+#include "weight_blocks.h"
+
 namespace headrace {
 namespace {
-
-// Weights are asked for this many inputs ahead of their use, in the next panel when this one ends: all streams of a panel
-// start anew there, too soon for the processor to see them coming.
-constexpr int kInputsAhead = 128;
-constexpr int kInputsNear = 64;  // the same for weights that come from the second-level cache
-
-// What to ask for when the weights of `input` are used: a distance from the tile's first weight.
-inline std::int64_t ahead_of(int input, int num_inputs) {
-    const int ahead = input + kInputsAhead;
-    if (ahead < num_inputs) return static_cast<std::int64_t>(ahead) * kTile;
-    return (static_cast<std::int64_t>(kPanelTiles) * num_inputs + ahead - num_inputs) * kTile;
-}
 
 inline std::uint32_t pair_at(const bf16* x) {
     std::uint32_t pair;
@@ -21,64 +12,59 @@ inline std::uint32_t pair_at(const bf16* x) {
     return pair;
 }
 
-template <int Rows, int Tiles>
-void multiply_block(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs,
-                    [[maybe_unused]] bool streamed, float* products) {
-    const int num_pairs = num_inputs / 2;
+template <int Rows, int Tiles, class Blocks>
+void multiply_block(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, float* products) {
 #ifdef HEADRACE_BF16_DOT
     __m512 sums[Rows][Tiles];
     for (auto& row : sums)
         for (auto& value : row) value = _mm512_setzero_ps();
-    for (int pair = 0; pair < num_pairs; ++pair) {
-        __m512bh columns[Tiles];
-        const auto ahead = ahead_of(2 * pair, num_inputs);
-        for (int tile = 0; tile < Tiles; ++tile) {
-            const bf16* column = weights + static_cast<std::int64_t>(tile) * num_inputs * kTile;
-            if (streamed) __builtin_prefetch(column + ahead);
-            columns[tile] = (__m512bh)_mm512_loadu_si512(column + pair * 2 * kTile);
-        }
-        for (int row = 0; row < Rows; ++row) {
-            const auto inputs = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair_at(x + row * stride + 2 * pair)));
-            for (int tile = 0; tile < Tiles; ++tile)
-                sums[row][tile] = _mm512_dpbf16_ps(sums[row][tile], inputs, columns[tile]);
-        }
-    }
-    for (int row = 0; row < Rows; ++row)
-        for (int tile = 0; tile < Tiles; ++tile)
-            _mm512_storeu_ps(products + row * kPanel + tile * kTile, sums[row][tile]);
 #else
     Floats sums[Rows][Tiles] = {};
-    for (int pair = 0; pair < num_pairs; ++pair) {
-        for (int tile = 0; tile < Tiles; ++tile) {
-            Words columns;
-            std::memcpy(&columns, weights + (static_cast<std::int64_t>(tile) * num_pairs + pair) * 2 * kTile,
-                        sizeof columns);
-            const Floats first = std::bit_cast<Floats>(columns << 16);
-            const Floats second = std::bit_cast<Floats>(columns & 0xffff0000u);
+#endif
+    for (int step = 0; step < num_inputs / kInputStep; ++step, x += kInputStep) {
+        blocks.template prepare<Tiles>(step);
+        const bf16* columns_of[Tiles];
+        for (int tile = 0; tile < Tiles; ++tile) columns_of[tile] = blocks.block(tile, step);
+        for (int pair = 0; pair < kInputStep / 2; ++pair) {
+#ifdef HEADRACE_BF16_DOT
+            __m512bh columns[Tiles];
+            for (int tile = 0; tile < Tiles; ++tile)
+                columns[tile] = (__m512bh)_mm512_loadu_si512(columns_of[tile] + pair * 2 * kTile);
             for (int row = 0; row < Rows; ++row) {
-                const auto inputs = pair_at(x + row * stride + 2 * pair);
-                sums[row][tile] += first * std::bit_cast<float>(inputs << 16);
-                sums[row][tile] += second * std::bit_cast<float>(inputs & 0xffff0000u);
+                const auto inputs = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair_at(x + row * stride + 2 * pair)));
+                for (int tile = 0; tile < Tiles; ++tile)
+                    sums[row][tile] = _mm512_dpbf16_ps(sums[row][tile], inputs, columns[tile]);
             }
+#else
+            for (int tile = 0; tile < Tiles; ++tile) {
+                Words columns;
+                std::memcpy(&columns, columns_of[tile] + pair * 2 * kTile, sizeof columns);
+                const Floats first = std::bit_cast<Floats>(columns << 16);
+                const Floats second = std::bit_cast<Floats>(columns & 0xffff0000u);
+                for (int row = 0; row < Rows; ++row) {
+                    const auto inputs = pair_at(x + row * stride + 2 * pair);
+                    sums[row][tile] += first * std::bit_cast<float>(inputs << 16);
+                    sums[row][tile] += second * std::bit_cast<float>(inputs & 0xffff0000u);
+                }
+            }
+#endif
         }
     }
     for (int row = 0; row < Rows; ++row)
-        for (int tile = 0; tile < Tiles; ++tile) store(products + row * kPanel + tile * kTile, sums[row][tile]);
-#endif
+        for (int tile = 0; tile < Tiles; ++tile) store(products + row * kPanel + tile * kTile, (Floats)sums[row][tile]);
 }
 
-template <int Rows>
-void multiply_rows(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs, int num_tiles,
-                   bool streamed, float* products) {
+template <int Rows, class Blocks>
+void multiply_rows(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, int num_tiles, float* products) {
     switch (num_tiles) {
         case 1:
-            return multiply_block<Rows, 1>(x, stride, weights, num_inputs, streamed, products);
+            return multiply_block<Rows, 1>(x, stride, blocks, num_inputs, products);
         case 2:
-            return multiply_block<Rows, 2>(x, stride, weights, num_inputs, streamed, products);
+            return multiply_block<Rows, 2>(x, stride, blocks, num_inputs, products);
         case 3:
-            return multiply_block<Rows, 3>(x, stride, weights, num_inputs, streamed, products);
+            return multiply_block<Rows, 3>(x, stride, blocks, num_inputs, products);
         default:
-            return multiply_block<Rows, 4>(x, stride, weights, num_inputs, streamed, products);
+            return multiply_block<Rows, 4>(x, stride, blocks, num_inputs, products);
     }
 }
 
@@ -88,23 +74,25 @@ constexpr int kVectorRows = 6;  // 24 sums, 4 columns and a pair of inputs fit t
 constexpr int kVectorRows = 2;
 #endif
 
-void multiply_vectors(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs,
+template <class Blocks>
+void multiply_vectors(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs,
                       int num_tiles, bool streamed, float* products) {
+    Blocks blocks(weights, num_inputs, streamed);
     switch (num_rows) {
         case 1:
-            return multiply_rows<1>(x, stride, weights, num_inputs, num_tiles, streamed, products);
+            return multiply_rows<1>(x, stride, blocks, num_inputs, num_tiles, products);
 #ifdef HEADRACE_BF16_DOT
         case 2:
-            return multiply_rows<2>(x, stride, weights, num_inputs, num_tiles, streamed, products);
+            return multiply_rows<2>(x, stride, blocks, num_inputs, num_tiles, products);
         case 3:
-            return multiply_rows<3>(x, stride, weights, num_inputs, num_tiles, streamed, products);
+            return multiply_rows<3>(x, stride, blocks, num_inputs, num_tiles, products);
         case 4:
-            return multiply_rows<4>(x, stride, weights, num_inputs, num_tiles, streamed, products);
+            return multiply_rows<4>(x, stride, blocks, num_inputs, num_tiles, products);
         case 5:
-            return multiply_rows<5>(x, stride, weights, num_inputs, num_tiles, streamed, products);
+            return multiply_rows<5>(x, stride, blocks, num_inputs, num_tiles, products);
 #endif
         default:
-            return multiply_rows<kVectorRows>(x, stride, weights, num_inputs, num_tiles, streamed, products);
+            return multiply_rows<kVectorRows>(x, stride, blocks, num_inputs, num_tiles, products);
     }
 }
 
@@ -123,38 +111,31 @@ void shape_tiles(int num_rows) {
     tiles_shaped_for = num_rows;
 }
 
-inline void prefetch_tile(const bf16* tile) {
-    for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + 32 * line);
-}
-
 // At most 16 rows: up to four tiles of outputs.
-template <int Tiles>
-void multiply_short(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs, bool streamed,
-                    float* products) {
-    const std::int64_t tile_size = static_cast<std::int64_t>(num_inputs) * kTile;
+template <int Tiles, class Blocks>
+void multiply_short(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, float* products) {
+    const int num_steps = num_inputs / kInputStep;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int input = 0; input < num_inputs; input += kInputStep) {
-        const bf16* columns = weights + static_cast<std::int64_t>(input) * kTile;
-        if (streamed) {
-            const bf16* ahead = weights + ahead_of(input, num_inputs);
-            for (int tile = 0; tile < Tiles; ++tile) prefetch_tile(ahead + tile * tile_size);
-        }
-        _tile_loadd(4, x + input, stride * 2);
-        _tile_loadd(6, columns, 64);
+    blocks.template prepare<Tiles>(0);
+    for (int step = 0; step < num_steps; ++step) {
+        // A step early: what has just been stored cannot be loaded into a tile at once.
+        if (step + 1 < num_steps) blocks.template prepare<Tiles>(step + 1);
+        _tile_loadd(4, x + step * kInputStep, stride * 2);
+        _tile_loadd(6, blocks.block(0, step), 64);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (Tiles > 1) {
-            _tile_loadd(7, columns + tile_size, 64);
+            _tile_loadd(7, blocks.block(1, step), 64);
             _tile_dpbf16ps(1, 4, 7);
         }
         if constexpr (Tiles > 2) {
-            _tile_loadd(6, columns + 2 * tile_size, 64);
+            _tile_loadd(6, blocks.block(2, step), 64);
             _tile_dpbf16ps(2, 4, 6);
         }
         if constexpr (Tiles > 3) {
-            _tile_loadd(7, columns + 3 * tile_size, 64);
+            _tile_loadd(7, blocks.block(3, step), 64);
             _tile_dpbf16ps(3, 4, 7);
         }
     }
@@ -165,25 +146,23 @@ void multiply_short(const bf16* x, std::int64_t stride, const bf16* weights, int
 }
 
 // 17 to 32 rows: one or two tiles of outputs.
-template <int Tiles>
-void multiply_tall(const bf16* x, std::int64_t stride, const bf16* weights, int num_inputs, bool streamed,
-                   float* products) {
-    const std::int64_t tile_size = static_cast<std::int64_t>(num_inputs) * kTile;
+template <int Tiles, class Blocks>
+void multiply_tall(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, float* products) {
+    const int num_steps = num_inputs / kInputStep;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int input = 0; input < num_inputs; input += kInputStep) {
-        const bf16* columns = weights + static_cast<std::int64_t>(input) * kTile;
-        const bf16* ahead = streamed ? weights + ahead_of(input, num_inputs) : columns + kInputsNear * kTile;
-        for (int tile = 0; tile < Tiles; ++tile) prefetch_tile(ahead + tile * tile_size);
-        _tile_loadd(6, columns, 64);
-        _tile_loadd(4, x + input, stride * 2);
+    blocks.template prepare<Tiles>(0);
+    for (int step = 0; step < num_steps; ++step) {
+        if (step + 1 < num_steps) blocks.template prepare<Tiles>(step + 1);
+        _tile_loadd(6, blocks.block(0, step), 64);
+        _tile_loadd(4, x + step * kInputStep, stride * 2);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, x + 16 * stride + input, stride * 2);
+        _tile_loadd(5, x + 16 * stride + step * kInputStep, stride * 2);
         _tile_dpbf16ps(2, 5, 6);
         if constexpr (Tiles > 1) {
-            _tile_loadd(7, columns + tile_size, 64);
+            _tile_loadd(7, blocks.block(1, step), 64);
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
         }
@@ -197,32 +176,52 @@ void multiply_tall(const bf16* x, std::int64_t stride, const bf16* weights, int 
     }
 }
 
-void multiply_matrices(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs,
+template <class Blocks>
+void multiply_matrices(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs,
                        int num_tiles, bool streamed, float* products) {
     shape_tiles(num_rows);
     if (num_rows <= 16) {
+        Blocks blocks(weights, num_inputs, streamed);
         switch (num_tiles) {
             case 1:
-                return multiply_short<1>(x, stride, weights, num_inputs, streamed, products);
+                return multiply_short<1>(x, stride, blocks, num_inputs, products);
             case 2:
-                return multiply_short<2>(x, stride, weights, num_inputs, streamed, products);
+                return multiply_short<2>(x, stride, blocks, num_inputs, products);
             case 3:
-                return multiply_short<3>(x, stride, weights, num_inputs, streamed, products);
+                return multiply_short<3>(x, stride, blocks, num_inputs, products);
             default:
-                return multiply_short<4>(x, stride, weights, num_inputs, streamed, products);
+                return multiply_short<4>(x, stride, blocks, num_inputs, products);
         }
     }
-    const std::int64_t tile_size = static_cast<std::int64_t>(num_inputs) * kTile;
     for (int tile = 0; tile < num_tiles; tile += 2) {
-        const bf16* columns = weights + tile * tile_size;
+        Blocks blocks({weights.data + tile * weights.tile_bytes(num_inputs), weights.format}, num_inputs, streamed);
         if (tile + 1 < num_tiles)
-            multiply_tall<2>(x, stride, columns, num_inputs, streamed, products + tile * kTile);
+            multiply_tall<2>(x, stride, blocks, num_inputs, products + tile * kTile);
         else
-            multiply_tall<1>(x, stride, columns, num_inputs, streamed, products + tile * kTile);
+            multiply_tall<1>(x, stride, blocks, num_inputs, products + tile * kTile);
     }
 }
 
 #endif
+
+template <class Blocks>
+void multiply_with(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,
+                   bool streamed, float* products) {
+#ifdef HEADRACE_AMX
+    if (has_matrix_unit)
+        return multiply_matrices<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
+#endif
+    multiply_vectors<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
+}
+
+template <class Block>
+void decode_all(PackedWeights weights, std::int64_t num_blocks, bf16* target) {
+    const auto* blocks = reinterpret_cast<const Block*>(weights.data);
+    for (std::int64_t index = 0; index < num_blocks; ++index) {
+        prefetch_lines(blocks + index + 8, sizeof(Block));
+        decode_block(blocks[index], target + index * kBlock);
+    }
+}
 
 }  // namespace
 
@@ -244,13 +243,29 @@ int rows_at_once(int num_rows) {
     return num_rows < kVectorRows ? num_rows : kVectorRows;
 }
 
-void multiply(const bf16* x, std::int64_t stride, int num_rows, const bf16* weights, int num_inputs, int num_tiles,
+void multiply(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,
               bool streamed, float* products) {
-#ifdef HEADRACE_AMX
-    if (has_matrix_unit)
-        return multiply_matrices(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
-#endif
-    multiply_vectors(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
+    switch (weights.format) {
+        case Format::int8:
+            return multiply_with<CodedBlocks<Int8Block>>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed,
+                                                         products);
+        case Format::int4:
+            return multiply_with<CodedBlocks<Int4Block>>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed,
+                                                         products);
+        default:
+            return multiply_with<PlainBlocks>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
+    }
+}
+
+PackedWeights decoded(PackedWeights weights, int num_inputs, int num_tiles) {
+    thread_local Scratch scratch;
+    const auto num_blocks = static_cast<std::int64_t>(num_inputs / kInputStep) * num_tiles;
+    bf16* target = scratch.get<bf16>(static_cast<std::size_t>(num_blocks) * kBlock);
+    if (weights.format == Format::int8)
+        decode_all<Int8Block>(weights, num_blocks, target);
+    else
+        decode_all<Int4Block>(weights, num_blocks, target);
+    return {reinterpret_cast<const std::byte*>(target), Format::bf16};
 }
 
 void pack(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, bf16* packed) {

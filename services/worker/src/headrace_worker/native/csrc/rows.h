@@ -23,17 +23,20 @@ void store_part(T* target, Floats value, std::int64_t count) {
     std::memcpy(target, padded, static_cast<std::size_t>(count) * sizeof(T));
 }
 
-// RMSNorm without a weight: target = source / sqrt(mean(source^2) + epsilon).
+// RMSNorm: target = source / sqrt(mean(source^2) + epsilon) * weight (null: 1).
 template <class Source, class Target>
-void normalize_row(const Source* source, std::int64_t size, float epsilon, Target* target) {
+void normalize_row(const Source* source, std::int64_t size, float epsilon, Target* target, const float* weight = nullptr) {
     Floats squares[2] = {};
     for (std::int64_t i = 0; i < size; i += kLanes) {
         const Floats value = load_part(source + i, size - i);
         squares[i / kLanes % 2] += value * value;
     }
     const float scale = 1.0f / std::sqrt(sum(squares[0] + squares[1]) / static_cast<float>(size) + epsilon);
-    for (std::int64_t i = 0; i < size; i += kLanes)
-        store_part(target + i, load_part(source + i, size - i) * scale, size - i);
+    for (std::int64_t i = 0; i < size; i += kLanes) {
+        Floats value = load_part(source + i, size - i) * scale;
+        if (weight) value *= load_part(weight + i, size - i);
+        store_part(target + i, value, size - i);
+    }
 }
 
 // row += added, rounded as a tensor operation would round it.

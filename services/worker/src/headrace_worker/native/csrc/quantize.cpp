@@ -1,0 +1,211 @@
+// Matrices to blocks of fewer bits (blocks.h): from bfloat16 weights, or from codes that somebody else has chosen.
+#include <algorithm>
+
+#include "matmul.h"
+#include "rows.h"
+#include "team.h"
+
+using namespace headrace;
+
+namespace {
+
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+
+// The 32 inputs of a block, a lane for each output.
+struct Values {
+    Floats of[kInputStep];
+};
+struct Codes {
+    Words of[kInputStep];
+};
+
+Floats nearest(Floats value) { return (value + kRound) - kRound; }
+
+Floats clamped(Floats value, float low, float high) {
+    value = value < low ? splat(low) : value;
+    return value > high ? splat(high) : value;
+}
+
+// IEEE half, rounded to nearest even; what is too large becomes the largest.
+std::uint16_t half_of(float value) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000);
+    const auto magnitude = bits & 0x7fffffff;
+    if (magnitude >= 0x477ff000) return sign | 0x7bff;
+    if (magnitude < 0x38800000)
+        return static_cast<std::uint16_t>(
+            sign | (std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p24f + kRound) & 0x7fff));
+    return static_cast<std::uint16_t>(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13));
+}
+
+float float_of(std::uint16_t half) {
+    const float magnitude = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;
+    return half & 0x8000 ? -magnitude : magnitude;
+}
+
+Floats as_halves(Floats values) {
+    for (int lane = 0; lane < kLanes; ++lane) values[lane] = float_of(half_of(values[lane]));
+    return values;
+}
+
+void store_halves(std::uint16_t* target, Floats values) {
+    for (int lane = 0; lane < kLanes; ++lane) target[lane] = half_of(values[lane]);
+}
+
+void write_codes(const Codes& codes, Int8Block& block) {
+    for (int word = 0; word < kInputStep / 4; ++word) {
+        Words packed = {};
+        for (int i = 0; i < 4; ++i) packed |= ((codes.of[4 * word + i] + 128) & 0xff) << (8 * i);
+        std::memcpy(block.codes[word], &packed, sizeof packed);
+    }
+}
+
+void write_codes(const Codes& codes, Int4Block& block) {
+    for (int word = 0; word < kInputStep / 8; ++word) {
+        Words packed = {};
+        for (int i = 0; i < 8; ++i) packed |= (codes.of[8 * word + i] & 0xf) << (4 * (i / 2) + 16 * (i % 2));
+        std::memcpy(block.codes[word], &packed, sizeof packed);
+    }
+}
+
+Words integers(Floats values) { return std::bit_cast<Words>(__builtin_convertvector(values, Ints)); }
+
+void quantize(const Values& values, Int8Block& block) {
+    Floats greatest = {};
+    for (const Floats& value : values.of) {
+        const Floats magnitude = value < 0.0f ? -value : value;
+        greatest = magnitude > greatest ? magnitude : greatest;
+    }
+    const Floats scale = as_halves(greatest / 127.0f);
+    const Floats inverse = scale > 0.0f ? 1.0f / scale : splat(0.0f);
+    Codes codes;
+    for (int i = 0; i < kInputStep; ++i)
+        codes.of[i] = integers(nearest(clamped(values.of[i] * inverse, -127.0f, 127.0f)));
+    write_codes(codes, block);
+    store_halves(block.scales, scale);
+}
+
+struct Line {
+    Floats scale;
+    Floats minimum;
+
+    Floats code(Floats value) const {
+        const Floats inverse = scale > 0.0f ? 1.0f / scale : splat(0.0f);
+        return nearest(clamped((value - minimum) * inverse, 0.0f, 15.0f));
+    }
+};
+
+// The line through (code, value) with the least squares of errors, for the codes that `guess` gives.
+Line fitted(const Values& values, const Line& guess) {
+    Floats codes = {}, squares = {}, sums = {}, products = {};
+    for (const Floats& value : values.of) {
+        const Floats code = guess.code(value);
+        codes += code;
+        squares += code * code;
+        sums += value;
+        products += code * value;
+    }
+    constexpr float kCount = kInputStep;
+    const Floats spread = squares * kCount - codes * codes;
+    const Floats scale = spread > 0.0f ? (products * kCount - codes * sums) / spread : splat(0.0f);
+    return {scale, (sums - scale * codes) / kCount};
+}
+
+// The best of some ranges: the greatest error is least if it covers all values, the squares are if outliers are cut off.
+void quantize(const Values& values, Int4Block& block) {
+    constexpr int kCandidates = 7;
+    Floats low = values.of[0], high = values.of[0];
+    for (const Floats& value : values.of) {
+        low = value < low ? value : low;
+        high = value > high ? value : high;
+    }
+    Line best{};
+    Floats least = splat(std::numeric_limits<float>::infinity());
+    for (int candidate = -1; candidate < kCandidates; ++candidate) {
+        const float cut = 0.025f * static_cast<float>(std::max(candidate, 0));
+        const Floats span = high - low;
+        Line line{span * ((1.0f - 2.0f * cut) / 15.0f), low + span * cut};
+        if (candidate >= 0) line = fitted(values, line);
+        line = {as_halves(line.scale), as_halves(line.minimum)};
+        Floats error = {};
+        for (const Floats& value : values.of) {
+            const Floats difference = line.code(value) * line.scale + line.minimum - value;
+            error += difference * difference;
+        }
+        const auto better = error < least;
+        best.scale = better ? line.scale : best.scale;
+        best.minimum = better ? line.minimum : best.minimum;
+        least = better ? error : least;
+    }
+    Codes codes;
+    for (int i = 0; i < kInputStep; ++i) codes.of[i] = integers(best.code(values.of[i]));
+    write_codes(codes, block);
+    store_halves(block.scales, best.scale);
+    store_halves(block.minimums, best.minimum);
+}
+
+// Calls fill(block, tile, step) for every block of the matrix.
+template <class Block, class Fill>
+void fill_blocks(std::int64_t num_outputs, std::int64_t num_inputs, void* packed, int num_threads, Fill&& fill) {
+    const auto num_steps = num_inputs / kInputStep;
+    auto body = [&](Team& team) {
+        const auto tiles = team.share((num_outputs + kTile - 1) / kTile);
+        for (auto tile = tiles.begin; tile < tiles.end; ++tile)
+            for (std::int64_t step = 0; step < num_steps; ++step)
+                fill(static_cast<Block*>(packed)[tile * num_steps + step], tile, step);
+    };
+    run_team(num_threads, body);
+}
+
+template <class Block>
+void quantize_matrix(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, void* packed, int num_threads) {
+    fill_blocks<Block>(num_outputs, num_inputs, packed, num_threads, [&](Block& block, std::int64_t tile, std::int64_t step) {
+        Values values = {};
+        for (int lane = 0; lane < kTile && tile * kTile + lane < num_outputs; ++lane) {
+            const bf16* row = weights + (tile * kTile + lane) * num_inputs + step * kInputStep;
+            for (int i = 0; i < kInputStep; ++i) values.of[i][lane] = to_float(row[i]);
+        }
+        quantize(values, block);
+    });
+}
+
+template <class Block>
+void pack_matrix(const std::int8_t* codes, const std::uint16_t* scales, const std::uint16_t* minimums,
+                 std::int64_t num_outputs, std::int64_t num_inputs, void* packed, int num_threads) {
+    const auto num_steps = num_inputs / kInputStep;
+    fill_blocks<Block>(num_outputs, num_inputs, packed, num_threads, [&](Block& block, std::int64_t tile, std::int64_t step) {
+        block = {};
+        Codes own = {};
+        for (int lane = 0; lane < kTile && tile * kTile + lane < num_outputs; ++lane) {
+            const auto row = tile * kTile + lane;
+            for (int i = 0; i < kInputStep; ++i)
+                own.of[i][lane] = static_cast<std::uint32_t>(std::int32_t{codes[row * num_inputs + step * kInputStep + i]});
+            block.scales[lane] = scales[row * num_steps + step];
+            if constexpr (sizeof(Block) == sizeof(Int4Block)) block.minimums[lane] = minimums[row * num_steps + step];
+        }
+        write_codes(own, block);
+    });
+}
+
+}  // namespace
+
+HEADRACE_EXPORT std::int64_t headrace_block_bytes(int format) { return block_bytes(static_cast<Format>(format)); }
+
+// packed: [tiles][num_inputs / 32] blocks of the format.
+HEADRACE_EXPORT void headrace_quantize(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, int format,
+                                       void* packed, int num_threads) {
+    if (static_cast<Format>(format) == Format::int8)
+        quantize_matrix<Int8Block>(weights, num_outputs, num_inputs, packed, num_threads);
+    else
+        quantize_matrix<Int4Block>(weights, num_outputs, num_inputs, packed, num_threads);
+}
+
+// codes [num_outputs, num_inputs]; scales and minimums (of 4 bits only) [num_outputs, num_inputs / 32], halves.
+HEADRACE_EXPORT void headrace_pack_codes(const std::int8_t* codes, const std::uint16_t* scales, const std::uint16_t* minimums,
+                                         std::int64_t num_outputs, std::int64_t num_inputs, int format, void* packed,
+                                         int num_threads) {
+    if (static_cast<Format>(format) == Format::int8)
+        pack_matrix<Int8Block>(codes, scales, minimums, num_outputs, num_inputs, packed, num_threads);
+    else
+        pack_matrix<Int4Block>(codes, scales, minimums, num_outputs, num_inputs, packed, num_threads);
+}

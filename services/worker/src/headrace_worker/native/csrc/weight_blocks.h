@@ -1,0 +1,70 @@
+// Where a kernel finds the bfloat16 blocks of a panel's tiles: in the packed matrix, or in a buffer into which they are
+// decoded one step of inputs before they are multiplied.
+#pragma once
+
+#include "matmul.h"
+
+namespace headrace {
+
+inline void prefetch_lines(const void* from, std::int64_t bytes) {
+    for (std::int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const std::byte*>(from) + byte);
+}
+
+// Which block of a tile's stream to ask for when block `step` is used: in the next panel when this one ends, since all
+// streams of a panel start anew there, too soon for the processor to see them coming.
+inline std::int64_t ahead_of(int step, int num_steps, int distance) {
+    const int ahead = step + distance;
+    return ahead < num_steps ? ahead : static_cast<std::int64_t>(kPanelTiles) * num_steps + ahead - num_steps;
+}
+
+class PlainBlocks {
+  public:
+    PlainBlocks(PackedWeights weights, int num_inputs, bool streamed)
+        : blocks_(reinterpret_cast<const bf16*>(weights.data)), num_steps_(num_inputs / kInputStep), streamed_(streamed) {}
+
+    // Call once for each step, in order, before its blocks are used.
+    template <int Tiles>
+    void prepare(int step) {
+        const auto ahead = streamed_ ? ahead_of(step, num_steps_, kStepsAhead) : step + kStepsNear;
+        for (int tile = 0; tile < Tiles; ++tile)
+            prefetch_lines(blocks_ + (static_cast<std::int64_t>(tile) * num_steps_ + ahead) * kBlock, kBlock * sizeof(bf16));
+    }
+    const bf16* block(int tile, int step) const {
+        return blocks_ + (static_cast<std::int64_t>(tile) * num_steps_ + step) * kBlock;
+    }
+
+  private:
+    static constexpr int kStepsAhead = 4;
+    static constexpr int kStepsNear = 2;  // the same for weights that come from the second-level cache
+
+    const bf16* blocks_;
+    int num_steps_;
+    bool streamed_;
+};
+
+template <class Block>
+class CodedBlocks {
+  public:
+    CodedBlocks(PackedWeights weights, int num_inputs, bool)
+        : blocks_(reinterpret_cast<const Block*>(weights.data)), num_steps_(num_inputs / kInputStep) {}
+
+    template <int Tiles>
+    void prepare(int step) {
+        const auto ahead = ahead_of(step, num_steps_, kStepsAhead);
+        for (int tile = 0; tile < Tiles; ++tile) {
+            const Block* blocks = blocks_ + static_cast<std::int64_t>(tile) * num_steps_;
+            prefetch_lines(blocks + ahead, sizeof(Block));
+            decode_block(blocks[step], decoded_[step % 2][tile]);
+        }
+    }
+    const bf16* block(int tile, int step) const { return decoded_[step % 2][tile]; }
+
+  private:
+    static constexpr int kStepsAhead = 6;
+
+    const Block* blocks_;
+    int num_steps_;
+    alignas(64) bf16 decoded_[2][kPanelTiles][kBlock];
+};
+
+}  // namespace headrace

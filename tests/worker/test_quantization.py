@@ -1,0 +1,120 @@
+"""Weights of 8 and 4 bits: what they stand for, and that a product of theirs does not depend on the batch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace_worker.native.library import Library
+from headrace_worker.native.linear import Codes, PackedWeight, WeightFormat, pack_codes, packed_linear, quantize_weight
+from tests.worker.native_variants import VARIANTS, library
+
+CODED = [WeightFormat.INT8, WeightFormat.INT4]
+
+
+@pytest.fixture(params=list(VARIANTS))
+def kernels(request: pytest.FixtureRequest) -> Library:
+    return library(request.param)
+
+
+def values_of(weight: PackedWeight) -> Tensor:
+    """[outputs, inputs]: each product with a unit vector is one weight, and exact."""
+    return packed_linear(torch.eye(weight.num_inputs).bfloat16(), weight).t()
+
+
+def random_codes(num_outputs: int, num_inputs: int, bits: int) -> Codes:
+    generator = torch.Generator().manual_seed(bits)
+    low, high = (-127, 128) if bits == 8 else (0, 16)
+    codes = torch.randint(low, high, (num_outputs, num_inputs), generator=generator, dtype=torch.int8)
+    scales = torch.rand(num_outputs, num_inputs // 32, generator=generator).half() / 16
+    minimums = (torch.rand(num_outputs, num_inputs // 32, generator=generator).half() - 0.5) if bits == 4 else None
+    return Codes(codes, scales, minimums)
+
+
+def exact_values(matrix: Codes) -> Tensor:
+    def spread(groups: Tensor) -> Tensor:
+        return groups.double().repeat_interleave(32, dim=1)
+
+    values = matrix.codes.double() * spread(matrix.scales)
+    return values if matrix.minimums is None else values + spread(matrix.minimums)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", [(1, 32), (16, 64), (50, 96)])
+def test_packed_codes_are_scale_times_code_plus_minimum(kernels: Library, shape: tuple[int, int], bits: int) -> None:
+    matrix = random_codes(*shape, bits)
+    values = values_of(pack_codes(matrix, kernels))
+    # Rounded to bfloat16 once; where code and minimum nearly cancel, the rounding of float32 before it is seen too.
+    exact = exact_values(matrix)
+    assert ((values.double() - exact).abs() <= exact.abs() * 2**-8 + 2**-22).all()
+
+
+def test_eight_bits_are_within_half_a_step(kernels: Library) -> None:
+    weight = torch.randn(40, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    values = values_of(quantize_weight(weight, WeightFormat.INT8, kernels)).float()
+    steps = weight.float().view(40, -1, 32).abs().amax(-1).repeat_interleave(32, dim=1) / 127
+    assert ((values - weight.float()).abs() <= 0.502 * steps + values.abs() * 2**-8).all()
+
+
+def test_four_bits_lose_no_more_than_the_range_demands(kernels: Library) -> None:
+    weight = torch.randn(40, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    values = values_of(quantize_weight(weight, WeightFormat.INT4, kernels)).float()
+    groups = weight.float().view(40, -1, 32)
+    step = (groups.amax(-1) - groups.amin(-1)) / 15
+    error = (values - weight.float()).view(40, -1, 32).square().mean(-1)
+    # Even rounding over the whole range loses step² / 12 on average; the search must do better than that.
+    assert float(error.mean()) < float((step.square() / 12).mean())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantizing_what_is_quantized_already_changes_nothing(kernels: Library, bits: int) -> None:
+    # Powers of two and few code bits: every value is a bfloat16 number.
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(0, 16, (20, 64), generator=generator, dtype=torch.int8)
+    codes[:, ::32], codes[:, 1::32] = (127, -127) if bits == 8 else (0, 15)
+    scales = torch.full((20, 2), 0.125).half()
+    minimums = None if bits == 8 else torch.full((20, 2), -0.75).half()
+    values = exact_values(Codes(codes, scales, minimums)).bfloat16()
+    format = WeightFormat.INT8 if bits == 8 else WeightFormat.INT4
+    assert torch.equal(values_of(quantize_weight(values, format, kernels)), values)
+
+
+@pytest.mark.parametrize("format", CODED)
+def test_equal_weights_stay_equal(kernels: Library, format: WeightFormat) -> None:
+    for value in (0.0, 0.5, -3.0):
+        weight = torch.full((3, 32), value).bfloat16()
+        assert torch.equal(values_of(quantize_weight(weight, format, kernels)), weight)
+
+
+@pytest.mark.parametrize("format", CODED)
+def test_a_row_does_not_depend_on_the_rows_beside_it(kernels: Library, format: WeightFormat) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(70, 160, generator=generator).bfloat16()
+    weight = quantize_weight(torch.randn(300, 160, generator=generator).bfloat16(), format, kernels)
+    together = packed_linear(rows, weight)
+    for first, last in ((0, 1), (3, 5), (1, 7), (10, 26), (5, 38), (20, 61)):
+        assert torch.equal(packed_linear(rows[first:last].contiguous(), weight), together[first:last])
+
+
+@pytest.mark.parametrize("format", CODED)
+def test_products_are_those_of_the_values(kernels: Library, format: WeightFormat) -> None:
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(40, 96, generator=generator).bfloat16()
+    weight = quantize_weight(torch.randn(90, 96, generator=generator).bfloat16(), format, kernels)
+    exact = rows.double() @ values_of(weight).double().t()
+    assert ((packed_linear(rows, weight).double() - exact).abs() <= exact.abs() * 2**-8 + 2**-14).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda c: Codes(c.codes[:, :48].contiguous(), c.scales, c.minimums), "number of inputs is 48"),
+        (lambda c: Codes(c.codes, c.scales[:, :1].contiguous(), c.minimums), "scales has the shape"),
+        (lambda c: Codes(c.codes, c.scales, c.scales.float()), r"minimums is torch\.float32"),
+        (lambda c: Codes(c.codes.int(), c.scales, c.minimums), r"codes is torch\.int32"),
+    ],
+)
+def test_refuses_codes_that_do_not_fit(make: Callable[[Codes], Codes], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        make(random_codes(16, 64, 4))
