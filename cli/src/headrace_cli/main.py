@@ -12,6 +12,9 @@ COMMANDS = {
     "up": "start broker, router, scheduler, worker and autoscaler on this machine",
     "ps": "list the processes of running instances",
     "chat": "talk to a model",
+    "explain": "tell what became of a request",
+    "record": "save what the schedulers have seen and done of late",
+    "replay": "run such a recording again and compare every decision",
     "doctor": "check whether this machine can run Headrace",
     "version": "print the version",
 }

@@ -1,0 +1,28 @@
+"""`headrace explain REQUEST`: tells what became of a request, with times."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace_cli.broker_access import BrokerSettings
+from headrace_cli.flight_file import run_reader, save, take_name
+from headrace_shared.settings import load_settings
+
+
+class ExplainSettings(BrokerSettings, frozen=True, kw_only=True):
+    file: str = ""
+    """A recording saved by `headrace record`; empty: what the broker holds."""
+
+
+def run(argv: Sequence[str]) -> int:
+    name, rest = take_name(argv, "explain", "REQUEST")
+    settings = load_settings(ExplainSettings, rest, os.environ, prog="headrace explain REQUEST")
+    request_id = name.rsplit("-", 1)[-1]  # answers are named chatcmpl-ID or cmpl-ID
+    if settings.file:
+        return run_reader("story", settings.file, request_id)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recording"
+        asyncio.run(save(settings, path))
+        return run_reader("story", str(path), request_id)

@@ -1,0 +1,19 @@
+"""`headrace replay FILE`: runs a recording through the scheduler's core again and compares every decision."""
+
+import os
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from headrace_cli.flight_file import run_reader, take_name
+from headrace_shared.settings import load_settings
+
+
+class ReplaySettings(Struct, frozen=True, kw_only=True):
+    """Nothing can be set."""
+
+
+def run(argv: Sequence[str]) -> int:
+    name, rest = take_name(argv, "replay", "FILE")
+    load_settings(ReplaySettings, rest, os.environ, prog="headrace replay FILE")
+    return run_reader("replay", name)

@@ -1,0 +1,72 @@
+"""The flight recorder of real schedulers, read with the commands that users have."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace_shared.broker import NatsServer
+from tests.integration.deployment import PROMPT, Client, Deployment, assert_complete, ended, until
+
+pytestmark = pytest.mark.nats
+
+
+async def headrace(*arguments: str) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "headrace_cli",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+async def test_a_request_that_lost_worker_and_scheduler_is_explained_and_replayed(
+    deployment: Deployment, client: Client, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    await deployment.scheduler("scheduler-1")
+    await deployment.worker("worker-1", step_s=0.02)
+    requests = [await client.submit(PROMPT, max_tokens=200, seed=seed) for seed in range(4)]
+    await until(lambda: all(len(heard.outputs.get(0, [])) > 10 for heard in requests), what="tokens")
+    await deployment.worker("worker-2", step_s=0.02)
+    await until(lambda: client.gauge("worker-2", "num_sequences") is not None, what="second worker")
+    await deployment.kill("worker-1")
+    await until(lambda: all(len(heard.attempts.get(0, ())) > 1 for heard in requests), what="second attempt")
+    await asyncio.sleep(1.5)  # what a crash may cost of a recording
+    await deployment.scheduler("scheduler-2")
+    await deployment.kill("scheduler-1")
+    await ended(*requests, timeout_s=40)
+    for heard in requests:
+        assert_complete(heard, 200)
+    assert await deployment.stop("scheduler-2") == 0
+
+    recording = tmp_path / "recording"
+    access = ("--nats-url", nats_server.url)
+    code, output = await headrace("record", str(recording), *access)
+    assert code == 0, output
+    code, output = await headrace("replay", str(recording))
+    assert code == 0 and "every decision is the same" in output, output
+    assert int(output.split(" grants")[0].split()[-1]) > 10, output
+    code, output = await headrace("explain", f"cmpl-{requests[0].request.request_id}", *access)
+    assert code == 0, output
+    for part in ("taken from the queue", "placed on worker-1", "first token", "lost its worker", "placed on worker-2"):
+        assert part in output, output
+    assert "scheduler-2  taken over with the worker worker-2" in output, output
+    assert output.splitlines()[-1].endswith("ended: finished"), output
+
+
+async def test_what_cannot_be_read_is_one_line(nats_server: NatsServer, tmp_path: Path) -> None:
+    code, output = await headrace("record", str(tmp_path / "x"), "--nats-url", nats_server.url)
+    assert code == 1 and len(output.splitlines()) == 1, output
+    (tmp_path / "broken").write_bytes(b"\x00\x00\x00\x08nonsense")
+    for command in (("replay", str(tmp_path / "broken")), ("explain", "0" * 32, "--file", str(tmp_path / "broken"))):
+        code, output = await headrace(*command)
+        assert code == 2 and len(output.splitlines()) == 1, output
+    code, output = await headrace("replay", str(tmp_path / "absent"))
+    assert code == 2 and len(output.splitlines()) == 1, output
+    code, output = await headrace("replay")
+    assert code == 2 and "FILE" in output, output
