@@ -14,6 +14,7 @@ from headrace_worker.memory import available_bytes
 from headrace_worker.models.checkpoint import open_checkpoint
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.source import find_model
+from headrace_worker.native.packing import Quantization
 from headrace_worker.torch_engine import TorchEngine
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,8 +24,8 @@ _WORKSPACE_BYTES = 256 << 20
 
 def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     """Loads the model. Raises ConfigError, with one line for the user, if that cannot work."""
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
+    device = find_device(config.device)
+    dtype = find_dtype(config.dtype, device)
     config = with_defaults(config, on_gpu=device.type == "cuda")
     torch.set_num_threads(config.num_threads or num_cores())
     report("finding the model", 0, 1)
@@ -46,6 +47,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
         device=device,
         report=lambda done, total: report("loading weights", done, total),
         deterministic=config.deterministic,
+        quantization=Quantization(config.quantization),
     )
     cache = _make_cache(checkpoint.config, num_blocks, config.block_size, dtype, device)
     context = min(longest, num_blocks * config.block_size)
@@ -64,7 +66,8 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     )
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """Raises ConfigError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -78,7 +81,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Raises ConfigError."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" or _cpu_computes_bfloat16() else torch.float32
     if name not in _DTYPES:
