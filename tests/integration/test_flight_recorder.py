@@ -33,7 +33,7 @@ async def test_a_request_that_lost_worker_and_scheduler_is_explained_and_replaye
     requests = [await client.submit(PROMPT, max_tokens=200, seed=seed) for seed in range(4)]
     await until(lambda: all(len(heard.outputs.get(0, [])) > 10 for heard in requests), what="tokens")
     await deployment.worker("worker-2", step_s=0.02)
-    await until(lambda: client.gauge("worker-2", "num_sequences") is not None, what="second worker")
+    await until(lambda: "worker-2" in client.telemetry and client.telemetry["worker-2"].state == "ready", what="worker")
     await deployment.kill("worker-1")
     await until(lambda: all(len(heard.attempts.get(0, ())) > 1 for heard in requests), what="second attempt")
     await asyncio.sleep(1.5)  # what a crash may cost of a recording

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace_cli.broker_access import BrokerSettings, broker
 from headrace_cli.errors import CommandError
-from headrace_shared.errors import ConfigError
+from headrace_shared.errors import BusError, ConfigError
 from headrace_shared.subjects import ALL_FLIGHTS, FLIGHT
 
 LENGTH = struct.Struct(">I")
@@ -18,7 +18,13 @@ MAX_MESSAGES = 1_000_000
 async def save(settings: BrokerSettings, path: Path) -> int:
     """Writes all that the broker still holds; returns the number of messages. Raises CommandError."""
     async with broker(settings) as bus:
-        messages = await bus.read(FLIGHT.name, ALL_FLIGHTS, MAX_MESSAGES)
+        try:
+            is_empty = not await bus.num_messages(FLIGHT.name)
+        except BusError as error:
+            if not bus.is_connected:
+                raise
+            raise CommandError(f"the broker holds no recording: {error}") from error
+        messages = [] if is_empty else await bus.read(FLIGHT.name, ALL_FLIGHTS, MAX_MESSAGES)
     if not messages:
         raise CommandError("the broker holds no recording", "schedulers record unless --no-flight-recorder is set")
     try:
