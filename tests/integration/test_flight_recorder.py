@@ -11,6 +11,8 @@ from tests.integration.deployment import PROMPT, Client, Deployment, assert_comp
 
 pytestmark = pytest.mark.nats
 
+NUM_TOKENS = 500
+
 
 async def headrace(*arguments: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
@@ -30,7 +32,7 @@ async def test_a_request_that_lost_worker_and_scheduler_is_explained_and_replaye
 ) -> None:
     await deployment.scheduler("scheduler-1")
     await deployment.worker("worker-1", step_s=0.02)
-    requests = [await client.submit(PROMPT, max_tokens=200, seed=seed) for seed in range(4)]
+    requests = [await client.submit(PROMPT, max_tokens=NUM_TOKENS, seed=seed) for seed in range(4)]
     await until(lambda: all(len(heard.outputs.get(0, [])) > 10 for heard in requests), what="tokens")
     await deployment.worker("worker-2", step_s=0.02)
     await until(lambda: "worker-2" in client.telemetry and client.telemetry["worker-2"].state == "ready", what="worker")
@@ -38,10 +40,12 @@ async def test_a_request_that_lost_worker_and_scheduler_is_explained_and_replaye
     await until(lambda: all(len(heard.attempts.get(0, ())) > 1 for heard in requests), what="second attempt")
     await asyncio.sleep(1.5)  # what a crash may cost of a recording
     await deployment.scheduler("scheduler-2")
+    await until(lambda: "scheduler-2" in client.telemetry, what="second scheduler")
+    assert not any(heard.ended.is_set() for heard in requests)
     await deployment.kill("scheduler-1")
     await ended(*requests, timeout_s=40)
     for heard in requests:
-        assert_complete(heard, 200)
+        assert_complete(heard, NUM_TOKENS)
     assert await deployment.stop("scheduler-2") == 0
 
     recording = tmp_path / "recording"
