@@ -10,8 +10,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from headrace_router.answering import StreamCut
 from headrace_router.bodies import BodyLimits, ClientGone, read_json_body, shown_request_id
-from headrace_router.calls import Call, new_request_id
+from headrace_router.call import Call, new_request_id
 from headrace_router.http_errors import error_response, to_request_error
 from headrace_router.metrics import RouterMetrics
 from headrace_shared.errors import BusError, RequestError
@@ -67,10 +68,12 @@ class CallResponse(Response):
             await self._run(call, body, receive, channel)
         except ClientGone:
             self._metrics.client_gone()
+        # Returning before the end of the body makes the server close the connection: no clean end.
         except ClientStuck:
-            # Returning before the end of the body makes the server close the connection: no clean end.
             self._metrics.client_gone()
             log.warning("client reads nothing; cut off", request_id=request_id)
+        except StreamCut:
+            log.info("stream cut, to be resumed elsewhere", request_id=request_id)
         except Exception as error:
             if channel.has_started:
                 raise

@@ -32,18 +32,22 @@ class Delta(NamedTuple):
     """The stop string, or the stop token that is no end-of-sequence token of the model."""
 
 
-class ChoiceDelta(NamedTuple):
-    choice: int
-    """prompt index x choices + choice"""
-    delta: Delta
-
-
 class Usage(NamedTuple):
     """Of a whole call."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+
+
+class ChoiceDelta(NamedTuple):
+    choice: int
+    """prompt index x choices + choice"""
+    delta: Delta
+    num_tokens: int = 0
+    """Tokens of the choice, up to and with this delta's."""
+    usage: Usage | None = None
+    """As it was then, where that was asked for."""
 
 
 class ChoiceText:

@@ -1,12 +1,14 @@
 """One API call from the queue to its last token: the shell around `token_log` and `choices`.
 
-`async with generation:` registers the requests and puts them into the queue; leaving the block in whatever way, before
-all choices are complete, stops their work. A call with several prompts is several requests with one mailbox.
+`async with generation:` registers the requests and puts them into the queue, or finds those that somebody else has put
+there and reads what there is of their answer; leaving the block in whatever way, before all choices are complete, tells
+`leave`. A call with several prompts is several requests with one mailbox.
 """
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -15,24 +17,15 @@ import structlog
 from headrace_router.admission import retry_after
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.choices import ChoiceDelta, Usage
+from headrace_router.following import follow
 from headrace_router.inflight import InFlightTable, Mailbox
+from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
 from headrace_router.submission import read_log, submit
-from headrace_router.token_log import Verdict
+from headrace_router.token_log import Verdict, split_frame
 from headrace_shared.bus import Bus
-from headrace_shared.errors import (
-    BusError,
-    Overloaded,
-    RequestError,
-    ServiceFailure,
-)
-from headrace_shared.messages import (
-    CancelReason,
-    LogMessage,
-    Outcome,
-    RequestEnded,
-    TokenFrame,
-)
+from headrace_shared.errors import BusError, Overloaded, RequestError, ServiceFailure
+from headrace_shared.messages import CancelReason, LogMessage, Outcome, RequestEnded, TokenFrame
 
 log = structlog.get_logger(__name__)
 
@@ -56,8 +49,21 @@ class Limits(NamedTuple):
 
 class Generation:
     def __init__(
-        self, prompts: Sequence[Prompt], *, bus: Bus, table: InFlightTable, canceller: Canceller, limits: Limits
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        bus: Bus,
+        table: InFlightTable,
+        canceller: Canceller,
+        limits: Limits,
+        leave: Callable[[QueuedRequest, CancelReason], None] | None = None,
+        follows: bool = False,
+        told: Position | None = None,
+        counts: bool = False,
     ) -> None:
+        """`leave` is told of each request that is left incomplete; without it that is cancelled. `follows`: the
+        requests are in the queue already, or beyond it. `told`: where deltas are to begin anew; those before are given
+        too. `counts`: each delta carries the usage."""
         self._prompts = prompts
         self._by_id = {prompt.request.request_id: prompt for prompt in prompts}
         self._first_index = {
@@ -78,40 +84,63 @@ class Generation:
         self._num_open = num_choices
         self._failure: RequestError | None = None
         self._reason = CancelReason.CLIENT
+        self._leave = leave or canceller.abort
+        self._follows = follows
+        self._told = told
+        self._counts = counts
+        self._known: list[ChoiceDelta] = []
+        self._sources = AsyncExitStack()
+
+    @property
+    def failure(self) -> RequestError | None:
+        """Why the request ended without an answer, as far as is known."""
+        return self._failure
 
     @property
     def is_complete(self) -> bool:
-        return self._num_open == 0
+        return self._num_open == 0 and not self._known
 
     @property
     def usage(self) -> Usage:
         return Usage(
-            prompt_tokens=sum(len(prompt.request.prompt) // 4 for prompt in self._prompts),
+            prompt_tokens=sum(prompt.num_tokens for prompt in self._prompts),
             completion_tokens=sum(choice.num_tokens for prompt in self._prompts for choice in prompt.choices),
             cached_tokens=sum(prompt.num_cached or 0 for prompt in self._prompts),
         )
 
     async def __aenter__(self) -> Self:
-        """Queues the requests. Raises Overloaded or PayloadTooLarge; then nothing of the call is left in the queue."""
+        """Queues the requests. Raises Overloaded or PayloadTooLarge; then nothing of the call is left in the queue.
+        Or finds them; raises InvalidRequest if nobody knows their answer any more."""
         self._unregister = [self._table.register(request_id, self._mailbox) for request_id in self._by_id]
         try:
-            for prompt in self._prompts:
-                await submit(self._bus, prompt, self._mailbox, self._limits.publish_timeout_s)
+            if self._follows:
+                await self._follow()
+            else:
+                for prompt in self._prompts:
+                    await submit(self._bus, prompt, self._mailbox, self._limits.publish_timeout_s)
+        except asyncio.CancelledError:
+            await self._close()
+            raise
         except BaseException:
-            self._close()
+            # The client is told that it failed: there is nothing to come back to. What others queued is their business.
+            self._leave = self._canceller.abort
+            for prompt in self._prompts:
+                prompt.may_be_queued = prompt.may_be_queued and not self._follows
+            await self._close()
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._close()
+        await self._close()
 
     async def next(self, timeout_s: float) -> list[ChoiceDelta]:
         """What has come; empty when the call is complete or the time is up. Raises RequestError when it has failed."""
         until = self._now() + timeout_s
         while True:
-            deltas = self._absorb(self._mailbox.take())
+            deltas = self._known + self._absorb(self._mailbox.take())
+            self._known = []
             if deltas or self.is_complete:
                 return deltas
             self._check_health()
@@ -124,7 +153,7 @@ class Generation:
             await self._mailbox.wait(min(until, self._next_alarm()))
 
     def _absorb(self, messages: Sequence[LogMessage]) -> list[ChoiceDelta]:
-        deltas = []
+        deltas: list[ChoiceDelta] = []
         for message in messages:
             prompt = self._by_id.get(message.request_id)
             if prompt is None:
@@ -140,14 +169,29 @@ class Generation:
             cursor = prompt.cursors[message.choice]
             verdict = cursor.judge(message)
             if verdict is Verdict.NEXT:
-                deltas.append(self._push(prompt, cursor.advance(message)))
+                deltas += self._push(prompt, cursor.advance(message))
             elif verdict is Verdict.GAP:
                 self._on_gap(prompt)
         return deltas
 
-    def _push(self, prompt: Prompt, frame: TokenFrame) -> ChoiceDelta:
+    async def _follow(self) -> None:
+        self._known = []
+        async for events in follow(self._bus, self._prompts, self._table, self._mailbox, self._sources):
+            self._known += self._absorb(events)
+        # Whether frames reach us in a cluster of brokers from the first one on is not certain.
+        self._repair_at = self._now() + REPAIR_DELAYS_S[-3]
+
+    def _push(self, prompt: Prompt, frame: TokenFrame) -> list[ChoiceDelta]:
+        if self._told is None:
+            return [self._push_part(prompt, frame)]
+        boundary = self._told.num_tokens[self._first_index[frame.request_id] + frame.choice]
+        parts = split_frame(frame, boundary)
+        # A stop string may end the choice in the first part.
+        return [self._push_part(prompt, part) for part in parts if prompt.choices[frame.choice].finish is None]
+
+    def _push_part(self, prompt: Prompt, frame: TokenFrame) -> ChoiceDelta:
         if prompt.num_cached is None and frame.choice == 0:
-            prompt.num_cached = min(frame.num_cached, len(prompt.request.prompt) // 4)
+            prompt.num_cached = min(frame.num_cached, prompt.num_tokens)
         choice = prompt.choices[frame.choice]
         delta = choice.push(frame)
         if choice.finish is not None:
@@ -155,7 +199,12 @@ class Generation:
             prompt.cursors[frame.choice].is_finished = True
             if frame.finish is None:  # by a stop string: the worker does not know yet
                 self._canceller.stop_choice(prompt.request, frame.choice)
-        return ChoiceDelta(self._first_index[frame.request_id] + frame.choice, delta)
+        return ChoiceDelta(
+            self._first_index[frame.request_id] + frame.choice,
+            delta,
+            frame.index + len(frame.tokens),
+            self.usage if self._counts else None,
+        )
 
     def _on_ended(self, prompt: Prompt, ended: RequestEnded) -> None:
         prompt.has_ended = True
@@ -233,11 +282,12 @@ class Generation:
 
     async def _repair_from_log(self, prompt: Prompt) -> list[ChoiceDelta]:
         frames, ended = await read_log(self._bus, prompt.request)
-        deltas = []
+        deltas: list[ChoiceDelta] = []
         is_whole = True
         for number, cursor in enumerate(prompt.cursors):
             own = [frame for frame in frames if frame.choice == number]
-            deltas += [self._push(prompt, frame) for frame in cursor.repair(own)]
+            for frame in cursor.repair(own):
+                deltas += self._push(prompt, frame)
             beyond = any(frame.index > cursor.next_index for frame in own if frame.attempt >= cursor.attempt)
             is_whole = is_whole and (cursor.is_finished or not beyond)
         if deltas or ended is not None:
@@ -249,14 +299,14 @@ class Generation:
             self._on_ended(prompt, ended)
         return deltas
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
         self._mailbox.close()
         for unregister in self._unregister:
             unregister()
         for prompt in self._prompts:
             if prompt.may_be_queued and not prompt.is_complete and not prompt.has_ended:
-                queued = QueuedRequest(prompt.request, prompt.stream_sequence, prompt.has_started)
-                self._canceller.abort(queued, self._reason)
+                self._leave(QueuedRequest(prompt.request, prompt.stream_sequence, prompt.has_started), self._reason)
+        await self._sources.aclose()
 
 
 def _failure_of(ended: RequestEnded) -> RequestError:

@@ -25,6 +25,10 @@ _STATUS_OF_CODE = {
     "body_timeout": 408,
     "timeout": 408,
     "queue_full": 429,
+    "request_not_found": 404,
+    "idempotency_key_busy": 409,
+    "answer_expired": 410,
+    "idempotency_key_reused": 422,
 }
 """Codes whose status differs from their class's."""
 _TYPE_OF_STATUS = {429: "rate_limit_exceeded", 500: "server_error", 503: "service_unavailable", 408: "timeout"}
@@ -43,8 +47,8 @@ def to_http(error: BaseException, request_id: str = "") -> HttpError:
     headers = {}
     if isinstance(known, Overloaded):
         headers["retry-after"] = str(max(1, round(known.retry_after_s)))
-    if known.code == "timeout":
-        headers["x-should-retry"] = "false"  # SDKs retry a 408, and the next try would take as long
+    if known.code in ("timeout", "request_quarantined"):
+        headers["x-should-retry"] = "false"  # SDKs retry a 408 and a 500; the next try would take as long, or kill again
     return HttpError(status, {"error": error_object(known, request_id)}, headers)
 
 

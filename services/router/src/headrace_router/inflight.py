@@ -94,13 +94,13 @@ class Mailbox:
 class InFlightTable:
     def __init__(self, bus: Bus, router: RouterId) -> None:
         self._bus = bus
-        self._router = router
-        self._mailboxes: dict[RequestId, Mailbox] = {}
+        self.router = router
+        self._mailboxes: dict[RequestId, tuple[Mailbox, ...]] = {}
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
         """Must have returned before the first request is queued."""
-        self._subscription = await self._bus.subscribe(all_tokens_of(self._router), self._on_message)
+        self._subscription = await self._bus.subscribe(all_tokens_of(self.router), self._on_message)
         self._bus.on_reconnect(self._on_reconnect)
 
     async def close(self) -> None:
@@ -111,19 +111,22 @@ class InFlightTable:
         return len(self._mailboxes)
 
     def register(self, request: RequestId, mailbox: Mailbox) -> Callable[[], None]:
-        """From now on the request's events go to this mailbox; the returned function ends that."""
+        """From now on the request's events go to this mailbox too; the returned function ends that."""
         assert self._subscription is not None, "register() before start()"
-        self._mailboxes[request] = mailbox
+        self._mailboxes[request] = (*self._mailboxes.get(request, ()), mailbox)
 
         def unregister() -> None:
-            if self._mailboxes.get(request) is mailbox:
-                del self._mailboxes[request]
+            left = tuple(other for other in self._mailboxes.get(request, ()) if other is not mailbox)
+            if left:
+                self._mailboxes[request] = left
+            else:
+                self._mailboxes.pop(request, None)
 
         return unregister
 
     def fail_all(self, failure: RequestError) -> None:
         """Ends all calls."""
-        for mailbox in set(self._mailboxes.values()):
+        for mailbox in self._all():
             mailbox.fail(failure)
 
     def _on_message(self, message: Message) -> None:
@@ -132,10 +135,12 @@ class InFlightTable:
         except ProtocolError as error:
             log.warning("undecodable event", error=str(error))
             return
-        mailbox = self._mailboxes.get(event.request_id)
-        if mailbox is not None:  # else: a late event of a request that is over
+        for mailbox in self._mailboxes.get(event.request_id, ()):  # none: a late event of a request that is over
             mailbox.put(event)
 
     def _on_reconnect(self) -> None:
-        for mailbox in set(self._mailboxes.values()):
+        for mailbox in self._all():
             mailbox.suspect()
+
+    def _all(self) -> set[Mailbox]:
+        return {mailbox for mailboxes in self._mailboxes.values() for mailbox in mailboxes}

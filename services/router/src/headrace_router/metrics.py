@@ -1,5 +1,7 @@
 """What the router counts. Label values come from known models and our own codes only."""
 
+import time
+
 from headrace_router.choices import Usage
 from headrace_shared import telemetry
 from headrace_shared.telemetry import Metrics
@@ -31,16 +33,47 @@ class RouterMetrics:
     def first_token(self, model: str, seconds: float) -> None:
         self._first_token.labels(model).observe(seconds)
 
-    def ended(self, model: str, outcome: str, usage: Usage, seconds: float, first_token_s: float | None) -> None:
-        """`first_token_s`: from arrival to the first token; None if there was none."""
+    def ended(self, model: str, outcome: str, usage: Usage) -> None:
         self._in_flight.dec()
         self._requests.labels(model, outcome).inc()
-        self._duration.labels(model).observe(seconds)
         self._prompt_tokens.labels(model).inc(usage.prompt_tokens)
         self._cached_tokens.labels(model).inc(usage.cached_tokens)
         self._output_tokens.labels(model).inc(usage.completion_tokens)
-        if first_token_s is not None and usage.completion_tokens > 1:
-            self._per_token.labels(model).observe((seconds - first_token_s) / (usage.completion_tokens - 1))
+
+    def took(self, model: str, seconds: float, first_token_s: float | None, num_tokens: int) -> None:
+        """`first_token_s`: from arrival to the first token; None if there was none."""
+        self._duration.labels(model).observe(seconds)
+        if first_token_s is not None and num_tokens > 1:
+            self._per_token.labels(model).observe((seconds - first_token_s) / (num_tokens - 1))
 
     def render(self) -> bytes:
         return self._registry.render()
+
+
+class CallMeter:
+    """Measures one call from now on."""
+
+    def __init__(self, metrics: RouterMetrics, model: str, arrived_at: float, *, is_new: bool) -> None:
+        """`is_new`: not one that is continued, whose prompt and times were counted elsewhere."""
+        self._metrics = metrics
+        self._model = model
+        self._arrived_at = arrived_at
+        self._is_new = is_new
+        self._first_token_s: float | None = None
+        self.outcome = "cancelled"
+        metrics.begun()
+
+    def on_token(self) -> None:
+        if self._first_token_s is None:
+            self._first_token_s = time.monotonic() - self._arrived_at
+            if self._is_new:
+                self._metrics.first_token(self._model, self._first_token_s)
+
+    def ended(self, usage: Usage, num_told: int) -> None:
+        """`num_told` of the answer's tokens were counted elsewhere."""
+        if self._is_new:
+            self._metrics.ended(self._model, self.outcome, usage)
+            seconds = time.monotonic() - self._arrived_at
+            self._metrics.took(self._model, seconds, self._first_token_s, usage.completion_tokens)
+        else:
+            self._metrics.ended(self._model, self.outcome, Usage(0, max(0, usage.completion_tokens - num_told), 0))

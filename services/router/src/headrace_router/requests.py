@@ -1,19 +1,20 @@
 """A valid call to the requests that go into the queue. The CPU-heavy part, rendering and tokenizing, is `encode_*`,
 for a thread."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from headrace_router.choices import ChoiceText
+from headrace_router.call_record import AnswerForm, new_choice
 from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
 from headrace_router.validation import ValidChat, ValidParams, context_exceeded, fit
 from headrace_shared.codec import pack_ids
 from headrace_shared.errors import PayloadTooLarge
 from headrace_shared.message_sizes import largest_message, most_tokens
-from headrace_shared.messages import Request, RequestId, RouterId, StopParams
+from headrace_shared.messages import Audience, Request, RequestId, RouterId, StopParams
 
 
 class EncodedPrompt(NamedTuple):
@@ -45,13 +46,23 @@ def encode_prompts(
     return encoded
 
 
+class Terms(NamedTuple):
+    """Under which a call's requests are queued."""
+
+    request_id: RequestId
+    """Of the call, and of its first request."""
+    router: RouterId
+    trace: dict[str, str]
+    audience: Audience
+    timeout_s: float
+
+
 def make_prompts(
     encoded: Sequence[EncodedPrompt],
     params: ValidParams,
+    form: AnswerForm,
     model: ServedModel,
-    router: RouterId,
-    trace: dict[str, str],
-    new_id: Callable[[], RequestId],
+    terms: Terms,
     max_payload: int,
 ) -> list[Prompt]:
     """Raises PayloadTooLarge if the messages about a request could exceed `max_payload` bytes."""
@@ -61,19 +72,26 @@ def make_prompts(
         seed = params.sampling.seed if params.has_seed else (params.sampling.seed + number) & (2**63 - 1)
         sampling = msgspec.structs.replace(params.sampling, seed=seed)
         request = Request(
-            request_id=new_id(),
-            router=router,
+            request_id=request_id_of(terms.request_id, number),
+            router=terms.router,
             model=model.card.model,
             prompt=ids,
             sampling=sampling,
             stop=stop,
             num_choices=params.num_choices,
             cache_salt=params.cache_salt,
-            trace=trace,
+            trace=terms.trace,
+            audience=terms.audience,
+            timeout_s=terms.timeout_s,
         )
         request = _sized(request, params, max_payload)
-        prompts.append(Prompt(request, [_choice(params, stop, model) for _ in range(params.num_choices)]))
+        prompts.append(Prompt(request, [new_choice(form, stop, model) for _ in range(params.num_choices)]))
     return prompts
+
+
+def request_id_of(call: RequestId, number: int) -> RequestId:
+    """Of the call's prompt with this number: the same wherever it is derived, and as hard to guess as the call's."""
+    return call if number == 0 else RequestId(hashlib.sha256(f"{call}/{number}".encode()).hexdigest()[:32])
 
 
 def _sized(request: Request, params: ValidParams, max_payload: int) -> Request:
@@ -85,17 +103,6 @@ def _sized(request: Request, params: ValidParams, max_payload: int) -> Request:
     if params.max_tokens is not None or max_tokens < max(1, request.stop.min_tokens):
         raise PayloadTooLarge(size, max_payload)
     return msgspec.structs.replace(request, stop=msgspec.structs.replace(request.stop, max_tokens=max_tokens))
-
-
-def _choice(params: ValidParams, stop: StopParams, model: ServedModel) -> ChoiceText:
-    return ChoiceText(
-        model.encoder.vocabulary,
-        skip_special=params.skip_special_tokens,
-        stops=params.stop_strings,
-        include_stop=params.include_stop,
-        min_tokens=stop.min_tokens,
-        eos_token_ids=model.card.eos_token_ids,
-    )
 
 
 def check_length(model: ServedModel, num_chars: int, max_tokens: int | None, param: str) -> None:

@@ -105,7 +105,7 @@ class Formatter:
 
     def chunk(self, event: ChoiceDelta, usage: UsageObject | UnsetType | None) -> Answer | None:
         """None if there is nothing to say: no text, because it is held back, and no end."""
-        index, delta = event
+        index, delta = event.choice, event.delta
         is_first = index not in self._begun
         if not (delta.text or delta.tokens or delta.finish) and not is_first:
             return None

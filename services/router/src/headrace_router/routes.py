@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from headrace_router.bodies import read_json_body
+from headrace_router.call import Call
 from headrace_router.call_response import CallResponse, ClientLimits
 from headrace_router.calls import Caller
 from headrace_router.http_errors import json_response
@@ -45,6 +46,20 @@ def make_router(parts: Parts) -> APIRouter:
     @router.post("/v1/completions", openapi_extra=_takes(CompletionBody))
     async def completions() -> Response:
         return CallResponse(parts.caller.completion, parts.limits, parts.metrics)
+
+    @router.get("/v1/requests/{request_id}")
+    async def resume(request_id: str) -> Response:
+        """The answer to a call that may be resumed, from behind the header Last-Event-ID."""
+
+        async def answer(call: Call, _: bytes) -> None:
+            await parts.caller.resume(call, request_id)
+
+        return CallResponse(answer, parts.limits, parts.metrics)
+
+    @router.post("/v1/requests/{request_id}/cancel")
+    async def cancel(request: Request, request_id: str) -> Response:
+        await parts.caller.cancel(request.headers, request_id)
+        return json_response({"id": request_id, "object": "request", "status": "cancelling"})
 
     @router.get("/v1/models")
     async def list_models() -> Response:

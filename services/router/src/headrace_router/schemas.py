@@ -66,6 +66,9 @@ class GenerationBody(_Schema):
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
 
+    background: bool | None = None
+    """Runs to its end, whether or not its client stays."""
+
 
 class ChatBody(GenerationBody):
     messages: ListOf[ChatMessage]

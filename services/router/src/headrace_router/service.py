@@ -8,15 +8,19 @@ import time
 import structlog
 
 from headrace_router.app import make_app
+from headrace_router.attachments import Attachments
 from headrace_router.bodies import BodyLimits
 from headrace_router.call_response import ClientLimits
-from headrace_router.calls import Caller, CallSettings
+from headrace_router.call_store import CallStore
+from headrace_router.calls import Caller
 from headrace_router.cancellation import Canceller
 from headrace_router.generation import Limits
 from headrace_router.inflight import InFlightTable
 from headrace_router.metrics import RouterMetrics
 from headrace_router.models import Models
+from headrace_router.preparation import Preparer
 from headrace_router.routes import Parts
+from headrace_router.runner import CallSettings, Runner
 from headrace_router.settings import RouterSettings
 from headrace_router.streams import StreamKeeper
 from headrace_router.tokenization import PromptPool
@@ -57,24 +61,38 @@ class RouterService:
         table = InFlightTable(bus, router)
         await table.start()
         canceller = Canceller(bus, table)
+        store = CallStore(bus)
+        await store.open()
+        attachments = Attachments(bus, router, canceller.abort, settings.reattach_timeout_s, time.monotonic)
+        await attachments.start()
         pool = PromptPool(settings.tokenizer_threads, settings.max_waiting_prompts)
         models = Models(time.monotonic)
         metrics = RouterMetrics(service.metrics)
+        call_settings = _call_settings(settings)
+        runner = Runner(
+            bus=bus,
+            table=table,
+            canceller=canceller,
+            attachments=attachments,
+            store=store,
+            metrics=metrics,
+            settings=call_settings,
+        )
         caller = Caller(
             bus=bus,
             router=router,
             models=models,
-            table=table,
+            preparer=Preparer(models, pool),
             canceller=canceller,
-            pool=pool,
-            metrics=metrics,
-            settings=_call_settings(settings),
+            store=store,
+            runner=runner,
+            settings=call_settings,
         )
 
         def not_ready() -> str | None:
             if not bus.is_connected:
                 return "the broker is not connected"
-            if caller.queue_health.is_doubtful:
+            if runner.queue_health.is_doubtful:
                 return "the queue does not answer"
             if models.num_ready_workers() == 0:
                 return "no worker is ready"
@@ -88,6 +106,7 @@ class RouterService:
         )
         service.spawn(streams.run(), "streams")
         service.spawn(models.follow(bus), "models")
+        service.spawn(attachments.run(), "attachments")
         service.spawn(
             service.report(bus, lambda: service.not_ready() or "ready", lambda: {NUM_IN_FLIGHT: float(len(table))}),
             "telemetry",

@@ -19,7 +19,9 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     body_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     """Longest time for a client to send its request body."""
     request_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 600.0
-    """Longest time from arrival to the last token."""
+    """Longest time from arrival to the last token. Clients may ask for less (`Headrace-Timeout`)."""
+    reattach_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 8.0
+    """A resumable call whose client is gone is cancelled after this time, unless the client comes back."""
     stall_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     """Longest time without a token once the first one has come."""
     publish_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 5.0

@@ -13,6 +13,8 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: bytes) -> bytes:
+def event(data: bytes, event_id: str | None = None) -> bytes:
     """`data` is JSON in one line."""
-    return b"data: " + data + b"\n\n"
+    if event_id is None:
+        return b"data: " + data + b"\n\n"
+    return b"id: " + event_id.encode() + b"\ndata: " + data + b"\n\n"

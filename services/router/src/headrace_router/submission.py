@@ -26,6 +26,12 @@ class TokenLog(NamedTuple):
     ended: RequestEnded | None
 
 
+class LoggedEvent(NamedTuple):
+    position: int
+    """In the stream of all token logs."""
+    event: LogMessage
+
+
 async def submit(bus: Bus, prompt: Prompt, mailbox: Mailbox, timeout_s: float) -> None:
     """Queues the request; `mailbox` is registered for it. While the broker is away it is tried again: the queue stores
     a request id once, so that an attempt whose outcome is unknown can simply be repeated. Raises Overloaded after
@@ -59,17 +65,17 @@ async def submit(bus: Bus, prompt: Prompt, mailbox: Mailbox, timeout_s: float) -
 
 async def read_log(bus: Bus, request: Request) -> TokenLog:
     """What the broker still holds of the request's events. Raises BusError."""
-    subject = tokens_subject(request.router, request.request_id)
-    frames: list[TokenFrame] = []
-    ended: RequestEnded | None = None
-    for message in await bus.read(TOKENS.name, subject, MAX_LOGGED):
+    events = [logged.event for logged in await read_events(bus, request)]
+    ended = next((event for event in reversed(events) if isinstance(event, RequestEnded)), None)
+    return TokenLog([event for event in events if isinstance(event, TokenFrame)], ended)
+
+
+async def read_events(bus: Bus, request: Request) -> list[LoggedEvent]:
+    """The same in the order in which the broker got it. Raises BusError."""
+    events = []
+    for message in await bus.read(TOKENS.name, tokens_subject(request.router, request.request_id), MAX_LOGGED):
         try:
-            event: LogMessage = decode(message.data, LogMessage)
+            events.append(LoggedEvent(message.stream_sequence, decode(message.data, LogMessage)))
         except ProtocolError as error:
             log.warning("undecodable event in the log", request_id=request.request_id, error=str(error))
-            continue
-        if isinstance(event, RequestEnded):
-            ended = event
-        else:
-            frames.append(event)
-    return TokenLog(frames, ended)
+    return events

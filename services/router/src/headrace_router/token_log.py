@@ -67,6 +67,14 @@ class Cursor:
         )
 
 
+def split_frame(frame: TokenFrame, index: int) -> list[TokenFrame]:
+    """The frame, in two if it goes beyond that index."""
+    end = frame.index + len(frame.tokens)
+    if not frame.index < index < end:
+        return [frame]
+    return [_slice(frame, frame.index, index), _slice(frame, index, end)]
+
+
 def _slice(frame: TokenFrame, start: int, end: int) -> TokenFrame:
     """The part of the frame at indices [start, end)."""
     first, last = start - frame.index, end - frame.index

@@ -53,6 +53,7 @@ class ValidParams(NamedTuple):
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    is_background: bool
 
 
 class ValidChat(NamedTuple):
@@ -173,6 +174,7 @@ def _validate(
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
+        is_background=bool(body.background),
     )
 
 

@@ -1,0 +1,54 @@
+"""One HTTP call on its way, and how its client is to be answered."""
+
+import secrets
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from starlette.types import Send
+
+from headrace_router.call_record import AnswerForm
+from headrace_router.models import ServedModel
+from headrace_router.positions import Position
+from headrace_router.prompt import Prompt
+from headrace_shared.messages import RequestId
+
+
+class Call(NamedTuple):
+    request_id: RequestId
+    """Of what it begins, if it does."""
+    shown_id: str
+    headers: Mapping[str, str]
+    send: Send
+    arrived_at: float
+    """Monotonic."""
+
+
+class Plan(NamedTuple):
+    """What the client of a call is to get."""
+
+    model: ServedModel
+    form: AnswerForm
+    prompts: list[Prompt]
+    created: int
+    timeout_s: float
+    """From the call's arrival."""
+    is_held: bool = False
+    """The client may come back: the answer goes on without it for a while."""
+    sends_ids: bool = False
+    follows: bool = False
+    """The requests were queued before."""
+    told: Position | None = None
+    """What the client knows already."""
+
+    @property
+    def request_id(self) -> RequestId:
+        """Of the call that queued the requests."""
+        return self.prompts[0].request.request_id
+
+    @property
+    def num_choices(self) -> int:
+        return sum(len(prompt.choices) for prompt in self.prompts)
+
+
+def new_request_id() -> RequestId:
+    return RequestId(secrets.token_hex(16))

@@ -1,0 +1,65 @@
+"""What a client asks for in headers. Pure.
+
+Headrace-Resumable: true    event ids; the answer goes on for a while without its client
+Idempotency-Key: <key>      the same POST again is the same answer
+Headrace-Timeout: <s>       the answer is of no use later
+Last-Event-ID: <id>         of the last event that was received: continue behind it
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headrace_shared.errors import InvalidRequest
+
+RESUMABLE = "Headrace-Resumable"
+IDEMPOTENCY_KEY = "Idempotency-Key"
+TIMEOUT = "Headrace-Timeout"
+LAST_EVENT_ID = "Last-Event-ID"
+
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+
+
+class CallOptions(NamedTuple):
+    is_resumable: bool = False
+    idempotency_key: str | None = None
+    timeout_s: float | None = None
+    last_event_id: str | None = None
+
+
+def read_options(headers: Mapping[str, str]) -> CallOptions:
+    """`headers` looks names up whatever their case. Raises InvalidRequest, naming the header."""
+    key = headers.get(IDEMPOTENCY_KEY)
+    if key is not None and _KEY.fullmatch(key) is None:
+        raise InvalidRequest(
+            f"The header {IDEMPOTENCY_KEY} must have 1 to 255 printable ASCII characters.", param=IDEMPOTENCY_KEY
+        )
+    return CallOptions(_resumable(headers), key, _timeout_s(headers), headers.get(LAST_EVENT_ID) or None)
+
+
+def _resumable(headers: Mapping[str, str]) -> bool:
+    given = headers.get(RESUMABLE, "false").strip().lower()
+    if given not in _BOOLEANS:
+        raise InvalidRequest(f"The header {RESUMABLE} must be true or false.", param=RESUMABLE)
+    return _BOOLEANS[given]
+
+
+def _timeout_s(headers: Mapping[str, str]) -> float | None:
+    given = headers.get(TIMEOUT)
+    if given is None:
+        return None
+    try:
+        seconds = float(given) if len(given) <= 32 else math.nan
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 < seconds < math.inf:
+        raise InvalidRequest(f"The header {TIMEOUT} must be a positive number of seconds.", param=TIMEOUT)
+    return seconds
+
+
+def owner_of(headers: Mapping[str, str]) -> str:
+    """Stands for whoever holds the caller's credentials, and tells nothing about them."""
+    return hashlib.sha256(headers.get("authorization", "").encode()).hexdigest()[:32]

@@ -1,0 +1,66 @@
+"""Finds requests that another router, or an earlier connection here, has queued: their tokens up to now and after."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+
+import structlog
+
+from headrace_router.inflight import InFlightTable, Mailbox
+from headrace_router.prompt import Prompt
+from headrace_router.submission import read_events
+from headrace_shared.bus import Bus, Message
+from headrace_shared.codec import decode
+from headrace_shared.errors import InvalidRequest, ProtocolError
+from headrace_shared.messages import LogMessage, RequestEnded
+from headrace_shared.subjects import requests_consumer, tokens_subject
+
+log = structlog.get_logger(__name__)
+
+BATCH_EVENTS = 128
+"""A long log does not hold up the streams of others: so many events, then it is their turn."""
+
+
+async def follow(
+    bus: Bus, prompts: Sequence[Prompt], table: InFlightTable, mailbox: Mailbox, sources: AsyncExitStack
+) -> AsyncIterator[Sequence[LogMessage]]:
+    """What the log holds, in batches; what comes later goes to `mailbox`, until `sources` is closed. Raises BusError,
+    and InvalidRequest if an answer is neither there nor in the making."""
+    for prompt in prompts:
+        prompt.may_be_queued = prompt.has_started = True
+        await _listen(bus, prompt, table, mailbox, sources)
+    logged = [entry for prompt in prompts for entry in await read_events(bus, prompt.request)]
+    logged.sort(key=lambda entry: entry.position)
+    for start in range(0, len(logged), BATCH_EVENTS):
+        yield [entry.event for entry in logged[start : start + BATCH_EVENTS]]
+        await asyncio.sleep(0)
+    ended = {entry.event.request_id for entry in logged if isinstance(entry.event, RequestEnded)}
+    for prompt in prompts:
+        if prompt.is_complete or prompt.request.request_id in ended or prompt.stream_sequence is None:
+            continue
+        stream = requests_consumer(prompt.request.model, prompt.request.lane).stream
+        if await bus.holds(stream, prompt.stream_sequence):
+            continue
+        # It has ended; perhaps only just now.
+        late = [entry.event for entry in await read_events(bus, prompt.request)]
+        if not any(isinstance(event, RequestEnded) for event in late):
+            raise InvalidRequest("The answer is not kept any more.", code="answer_expired")
+        yield late
+
+
+async def _listen(bus: Bus, prompt: Prompt, table: InFlightTable, mailbox: Mailbox, sources: AsyncExitStack) -> None:
+    """The table hears only what was queued here."""
+    request = prompt.request
+    if request.router == table.router:
+        return
+
+    def on_message(message: Message) -> None:
+        try:
+            event: LogMessage = decode(message.data, LogMessage)
+        except ProtocolError as error:
+            log.warning("undecodable event", error=str(error))
+            return
+        mailbox.put(event)
+
+    subscription = await bus.subscribe(tokens_subject(request.router, request.request_id), on_message)
+    sources.push_async_callback(subscription.close)

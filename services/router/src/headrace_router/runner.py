@@ -1,0 +1,171 @@
+"""Carries out plans: queues or finds the requests, answers, counts, and tidies up as the client's leaving asks for."""
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import structlog
+
+from headrace_router.admission import QueueHealth, admit
+from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_stream, answer_whole
+from headrace_router.attachments import Attachments
+from headrace_router.call import Call, Plan
+from headrace_router.call_options import owner_of
+from headrace_router.call_record import record_of
+from headrace_router.call_store import CallStore
+from headrace_router.cancellation import Canceller, QueuedRequest
+from headrace_router.generation import Generation, Limits
+from headrace_router.http_errors import to_request_error
+from headrace_router.inflight import InFlightTable
+from headrace_router.metrics import CallMeter, RouterMetrics
+from headrace_router.responses import Formatter, Identity
+from headrace_shared.bus import Bus
+from headrace_shared.errors import BusError, RequestError
+from headrace_shared.messages import Audience, CancelReason, RequestId
+
+log = structlog.get_logger(__name__)
+
+
+class CallSettings(NamedTuple):
+    limits: Limits
+    max_inflight: int
+    ping_interval_s: float
+
+
+class EndedWithoutAnswer(Exception):
+    """The call that is to be continued failed, or was cancelled."""
+
+
+class Runner:
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        table: InFlightTable,
+        canceller: Canceller,
+        attachments: Attachments,
+        store: CallStore,
+        metrics: RouterMetrics,
+        settings: CallSettings,
+    ) -> None:
+        self._bus = bus
+        self._table = table
+        self._canceller = canceller
+        self._attachments = attachments
+        self._store = store
+        self._metrics = metrics
+        self._settings = settings
+        self.queue_health = QueueHealth(time.monotonic)
+
+    def admit(self) -> None:
+        """Raises Overloaded. Asked before any work is done for a call."""
+        is_reachable = self._bus.disconnected_for_s < self._settings.limits.publish_timeout_s
+        admit(len(self._table), self._settings.max_inflight, is_reachable=is_reachable)
+
+    async def run(
+        self,
+        call: Call,
+        plan: Plan,
+        *,
+        may_begin_anew: bool = False,
+        on_refusal: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Raises RequestError or BusError before the first byte, or StreamCut. `may_begin_anew`: raises
+        EndedWithoutAnswer, if the plan follows a call that failed and its client was told nothing of it. `on_refusal`
+        is awaited if nothing was queued."""
+        generation = self._generation(call, plan)
+        meter = CallMeter(self._metrics, plan.model.card.model, call.arrived_at, is_new=not plan.follows)
+        is_queued = False
+        try:
+            with self._attached(plan):
+                async with generation:
+                    is_queued = True
+                    if generation.failure is not None and may_begin_anew and plan.told is None:
+                        raise EndedWithoutAnswer
+                    await self._answer(call, plan, generation, meter)
+            meter.outcome = "finished"
+        except (RequestError, BusError) as error:
+            if not is_queued and on_refusal is not None:
+                await on_refusal()
+            meter.outcome = to_request_error(error).code
+            if meter.outcome == "unavailable":
+                self.queue_health.failed()
+            raise
+        except StreamFailed as failed:
+            meter.outcome = failed.code
+        except (StreamCut, EndedWithoutAnswer) as end:
+            meter.outcome = "cut" if isinstance(end, StreamCut) else "repeated"
+            raise
+        finally:
+            usage = generation.usage
+            num_told = sum(plan.told.num_tokens) if plan.told is not None else usage.completion_tokens
+            meter.ended(usage, num_told if plan.follows else 0)
+            log.debug("call ended", request_id=plan.request_id, outcome=meter.outcome, **usage._asdict())
+
+    async def _answer(self, call: Call, plan: Plan, generation: Generation, meter: CallMeter) -> None:
+        if not plan.follows:
+            self.queue_health.succeeded()
+        card = plan.model.card
+        identity = Identity(
+            f"{'chatcmpl' if plan.form.is_chat else 'cmpl'}-{plan.request_id}", plan.created, card.model
+        )
+        reply = Reply(
+            request_id=plan.request_id,
+            shown_id=call.shown_id,
+            send=call.send,
+            arrived_at=call.arrived_at,
+            form=plan.form,
+            formatter=Formatter(
+                identity,
+                plan.model.encoder.vocabulary,
+                is_chat=plan.form.is_chat,
+                num_logprobs=plan.prompts[0].request.sampling.num_logprobs,
+            ),
+            num_choices=plan.num_choices,
+            on_token=meter.on_token,
+            ping_interval_s=self._settings.ping_interval_s,
+            sends_ids=plan.sends_ids,
+            held_id=await self._held_id(call, plan),
+            told=plan.told,
+        )
+        await (answer_stream if plan.form.stream else answer_whole)(reply, generation)
+
+    async def _held_id(self, call: Call, plan: Plan) -> RequestId | None:
+        """None: the client cannot come back."""
+        if plan.is_held and not plan.follows:
+            try:
+                await self._store.save(record_of(owner_of(call.headers), plan.created, plan.form, plan.prompts))
+            except BusError as error:
+                log.warning("call not recorded: it cannot be resumed", request_id=plan.request_id, error=str(error))
+                return None
+        return plan.request_id if plan.is_held else None
+
+    def _generation(self, call: Call, plan: Plan) -> Generation:
+        limits = self._settings.limits
+        elapsed_s = time.monotonic() - call.arrived_at
+        return Generation(
+            plan.prompts,
+            bus=self._bus,
+            table=self._table,
+            canceller=self._canceller,
+            limits=limits._replace(request_timeout_s=plan.timeout_s - elapsed_s),
+            leave=self._leave,
+            follows=plan.follows,
+            told=plan.told,
+            counts=plan.form.include_usage and plan.form.continuous_usage,
+        )
+
+    def _attached(self, plan: Plan) -> AbstractContextManager[None]:
+        if not plan.is_held:
+            return nullcontext()
+        return self._attachments.attached([prompt.request.request_id for prompt in plan.prompts])
+
+    def _leave(self, queued: QueuedRequest, reason: CancelReason) -> None:
+        match queued.request.audience:
+            case Audience.ATTACHED:
+                self._attachments.leave(queued, reason)
+            case Audience.ROUTER:
+                self._canceller.abort(queued, reason)
+            case Audience.NONE if reason is CancelReason.DEADLINE:
+                self._canceller.abort(queued, reason)
