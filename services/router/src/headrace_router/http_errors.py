@@ -48,7 +48,8 @@ def to_http(error: BaseException, request_id: str = "") -> HttpError:
     if isinstance(known, Overloaded):
         headers["retry-after"] = str(max(1, round(known.retry_after_s)))
     if known.code in ("timeout", "request_quarantined"):
-        headers["x-should-retry"] = "false"  # SDKs retry a 408 and a 500; the next try would take as long, or kill again
+        # SDKs retry a 408 and a 500, and the next try would take as long, or do as much harm.
+        headers["x-should-retry"] = "false"
     return HttpError(status, {"error": error_object(known, request_id)}, headers)
 
 
