@@ -1,0 +1,107 @@
+"""`headrace dead` on a real broker."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from headrace_cli.main import run
+from headrace_shared import codec
+from headrace_shared.broker import NatsServer
+from headrace_shared.messages import Audience, DeadRequest, Lane, Request, RequestId
+from headrace_shared.nats_bus import NatsBus
+from headrace_shared.subjects import DEAD, dead_subject, requests_consumer, requests_stream
+from tests.shared.samples import SAMPLES
+
+pytestmark = pytest.mark.nats
+
+IDS = [RequestId(f"{number:032x}") for number in range(1, 4)]
+
+
+def dead(number: int, *, with_prompt: bool) -> DeadRequest:
+    sample: Any = SAMPLES["DeadRequest"]
+    request: Request = replace(sample.request, request_id=IDS[number], lane=Lane.INTERACTIVE, audience=Audience.ROUTER)
+    made: DeadRequest = replace(sample, request_id=IDS[number], request=request if with_prompt else None)
+    return made
+
+
+@pytest.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(nats_server.url, name="test", on_closed=lambda: None)
+    await bus.ensure_stream(DEAD)
+    await bus.ensure_stream(requests_stream(100, 1 << 20))
+    await bus.ensure_consumer(requests_consumer("tiny", Lane.BATCH))
+    for number in range(3):
+        entry = dead(number, with_prompt=number != 0)
+        await bus.enqueue(dead_subject("tiny", entry.request_id), codec.encode(entry), message_id=entry.request_id)
+    yield bus
+    await bus.close()
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def headrace_dead(nats_server: NatsServer, capsys: pytest.CaptureFixture[str]) -> Any:
+    async def ran(*arguments: str) -> Ran:
+        code = await asyncio.to_thread(run, ["dead", *arguments, "--nats-url", nats_server.url])
+        return Ran(code, *capsys.readouterr())
+
+    return ran
+
+
+async def test_lists_and_shows_without_a_word_of_the_prompt(bus: NatsBus, headrace_dead: Any) -> None:
+    listed = await headrace_dead("list")
+    assert listed.code == 0 and all(name in listed.out for name in IDS) and "two workers died" in listed.out
+    shown = await headrace_dead("show", IDS[1])
+    assert "worker-01234567: silent" in shown.out and "kept" in shown.out and IDS[0] not in shown.out
+    told = json.loads((await headrace_dead("show", IDS[0], IDS[1], "--json")).out)
+    assert [entry["has_prompt"] for entry in told] == [False, True]
+    assert all("request" not in entry and "prompt" not in entry for entry in told)
+
+
+async def test_a_requeued_request_runs_in_the_background_under_a_new_id(bus: NatsBus, headrace_dead: Any) -> None:
+    ran = await headrace_dead("requeue", IDS[1])
+    assert ran.code == 0
+    delivery = await bus.pull(requests_consumer("tiny", Lane.BATCH), 5.0)
+    assert delivery is not None
+    request = codec.decode(delivery.data, Request)
+    assert request.request_id not in IDS and f"{IDS[1]} goes on as {request.request_id}" in ran.out
+    assert (request.lane, request.audience, request.timeout_s) == (Lane.BATCH, Audience.NONE, 0.0)
+    assert request.prompt == dead(1, with_prompt=True).request.prompt  # type: ignore[union-attr]  # it has one
+    assert await bus.num_messages(DEAD.name) == 2
+
+
+async def test_without_its_prompt_it_stays(bus: NatsBus, headrace_dead: Any) -> None:
+    ran = await headrace_dead("requeue", IDS[0])
+    assert ran.code == 1 and "was not kept" in ran.err and "--dead-prompts" in ran.err
+    assert await bus.num_messages(DEAD.name) == 3
+
+
+async def test_dropped_ones_are_gone(bus: NatsBus, headrace_dead: Any) -> None:
+    assert (await headrace_dead("drop", IDS[0])).out == "1 dropped.\n"
+    assert (await headrace_dead("drop", "all")).out == "2 dropped.\n"
+    assert (await headrace_dead("list")).out == "No request was given up.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("bury",), 2, "bury: one of list, show, requeue, drop"),
+        (("show",), 2, "which requests"),
+        (("list", "x"), 2, "unexpected argument"),
+        (("show", "f" * 32), 1, "no dead request"),
+        (("drop", "a.*"), 2, "no request id"),
+    ],
+)
+async def test_mistakes_are_named(
+    bus: NatsBus, headrace_dead: Any, arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    ran = await headrace_dead(*arguments)
+    assert ran.code == code and text in ran.err
+    assert await bus.num_messages(DEAD.name) == 3
