@@ -127,6 +127,17 @@ def test_a_successor_goes_on_with_a_trial() -> None:
     assert (ended.event.request_id, ended.event.code) == ("r1", QUARANTINED)
 
 
+def test_whoever_has_just_made_way_may_have_been_it() -> None:
+    made = scheduler(facts(), facts(), facts())
+    add(made, request("r1", max_tokens=60), request("r2", max_tokens=60, salt="x"), request("r3", salt="y"))
+    step(made)
+    made.set_accepting(W3, False)
+    decisions = fail(made, W1)
+    assert decisions.credits[W2].releases == [2]  # for r1; but the worker dies before it has let go
+    decisions = fail(made, W2)
+    assert {name for name, record in decisions.losses if record.suspicion >= 2} >= {"r2"}
+
+
 def test_a_worker_that_vanishes_once_makes_no_suspects() -> None:
     made = scheduler(facts(), facts())
     add(made, request("r1", max_tokens=60), request("r2", max_tokens=60))

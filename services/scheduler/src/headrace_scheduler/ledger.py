@@ -35,6 +35,7 @@ class Stay:
         "num_computed",
         "num_indexed",
         "parent",
+        "request",
         "sequence",
         "sequence_id",
     )
@@ -46,6 +47,8 @@ class Stay:
         self.sequence_id = sequence_id
         self.sequence = sequence
         """None: its progress is of no interest any more."""
+        self.request = None if sequence is None else sequence.request
+        """Whose it was from the beginning: an iteration in flight may still be the end of the worker."""
         self.block_ids = block_ids
         self.num_computed = 0
         self.known_at_start = 0

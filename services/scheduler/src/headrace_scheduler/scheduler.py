@@ -107,7 +107,8 @@ class Scheduler:
         ledger = self._workers.pop(worker_id, None)
         if ledger is None:
             return
-        requests = list({id(r): r for r in self._abandon(ledger)}.values())
+        requests = list({id(r): r for stay in ledger.stays.values() if (r := stay.request) and r.num_open}.values())
+        self._abandon(ledger)
         self._num_losses += len(requests)
         self._suspects.lost(ledger, requests, cause, f"{worker_id}: {reason or cause.value}")
         self._registry.may_admit = True
@@ -341,18 +342,16 @@ class Scheduler:
         num_states = sum(len(r.in_state(SequenceState.RUNNING)) for r in self._registry.requests.values())
         assert num_running == num_states, (num_running, num_states)
 
-    def _abandon(self, ledger: WorkerLedger) -> list[OwnedRequest]:
-        """The ledger's sequences wait again. Returns their requests."""
+    def _abandon(self, ledger: WorkerLedger) -> None:
+        """The ledger's sequences wait again."""
         sequences = [stay.sequence for stay in ledger.stays.values() if stay.sequence is not None]
         running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
         for sequence in sequences:
             self._registry.detach(sequence)
         for sequence in running:
             self._registry.wait(sequence)
-        requests = [sequence.request for sequence in running]
-        for request in requests:
-            self._registry.unpark(request)
-        return requests
+        for sequence in running:
+            self._registry.unpark(sequence.request)
 
     def _restore(self, request: OwnedRequest, logs: Mapping[int, ChoiceLog]) -> None:
         """Fits what the log knows into every open choice. Of the unknown ones the first waits, and the others wait for

@@ -44,7 +44,7 @@ class Suspects:
         """Not yet handed out."""
 
     def lost(self, ledger: WorkerLedger, requests: Iterable[OwnedRequest], cause: LossCause, reason: str) -> None:
-        """`requests` were running on a worker that is gone, and wait again. `ledger` is its last state."""
+        """`requests` had something on a worker that is gone, if only in flight. `ledger` is its last state."""
         weight = WEIGHTS[cause]
         if not weight:
             return
