@@ -32,13 +32,14 @@ def admission(
     seed: int = 0,
     choice: int = 0,
     num_logprobs: int | None = None,
+    temperature: float = 1.0,
 ) -> Admission:
     request = Request(
         request_id=RequestId(f"{sequence_id:032x}"),
         router=RouterId("router-1"),
         model="scripted",
         prompt=pack_ids(prompt),
-        sampling=SamplingParams(seed=seed, num_logprobs=num_logprobs),
+        sampling=SamplingParams(seed=seed, num_logprobs=num_logprobs, temperature=temperature),
         stop=StopParams(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids),
     )
     return Admission(

@@ -186,7 +186,7 @@ def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine]") -> None:
 
 
 def main() -> int:
-    from headrace_worker.engine import load  # torch: only this process pays for it
+    from headrace_worker.parallel.loading import load  # torch: only this process pays for it
 
     return run(load, sys.argv[1:])
 

@@ -27,10 +27,13 @@ class TorchEngine:
         tokens_per_iteration: int,
         device: torch.device,
         dtype: torch.dtype,
+        samples: bool = True,
     ) -> None:
+        """`samples`: `forward` returns logits that are sampled from here; else that is another rank's business."""
         self.cache = cache
         self._forward = forward
         self._device = device
+        self._samples = samples
         self._states: dict[SequenceId, SamplingState] = {}
         self._finished: list[list[SampledToken]] = []
         self._facts = EngineFacts(
@@ -53,7 +56,8 @@ class TorchEngine:
         return False
 
     def add(self, admission: Admission) -> None:
-        self._states[admission.sequence_id] = SamplingState(admission, self._facts.card.vocab_size)
+        if self._samples:
+            self._states[admission.sequence_id] = SamplingState(admission, self._facts.card.vocab_size)
         with torch.inference_mode():
             self.cache.copy_blocks(admission.copies)
             offset = admission.num_cached % self.cache.block_size
@@ -66,7 +70,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
-        sampled = [piece.sequence_id for piece in slices if piece.samples]
+        sampled = [piece.sequence_id for piece in slices if piece.samples and self._samples]
         logits = self.logits(slices)
         drawn = sample(logits, [self._states[sequence_id] for sequence_id in sampled]) if sampled else []
         self._finished.append(

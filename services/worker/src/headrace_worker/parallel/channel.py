@@ -2,8 +2,8 @@
 
 The leader writes a command to every follower; a follower blocks in `recv` until there is one, so nobody spins and none
 of them needs the leader's Python. What a follower does not read waits in the sockets' buffers, then holds the leader
-up: the group then makes no progress, which its supervisor notices. A broken connection ends a process at once, even
-while its main thread waits for the device: `on_lost` must not return.
+up: the group then makes no progress, which its supervisor notices. Of a broken connection `on_lost` is told at once, in
+a thread of its own, since the main thread may be waiting for the device.
 """
 
 import contextlib
@@ -47,7 +47,8 @@ class LeaderChannel:
 
     def __init__(self, peers: dict[int, _Peer], on_lost: OnLost) -> None:
         self._peers = peers
-        self._answers: queue.Queue[list[SampledToken]] = queue.Queue(MAX_QUEUED_FRAMES)
+        self._answers: queue.Queue[list[SampledToken] | None] = queue.Queue(MAX_QUEUED_FRAMES)
+        """None after the last one."""
         for rank in peers:
             # Blocked in recv all the time, except for the sampler of a pipeline.
             threading.Thread(target=self._listen, args=(rank, on_lost), name=f"rank-{rank}", daemon=True).start()
@@ -79,8 +80,11 @@ class LeaderChannel:
             raise PeerLost(f"a rank takes no commands any more: {error}") from error
 
     def receive(self) -> list[SampledToken]:
-        """The sampler's next answer; waits for it."""
-        return self._answers.get()
+        """The sampler's next answer; waits for it. Raises PeerLost when a rank is gone."""
+        answer = self._answers.get()
+        if answer is None:
+            raise PeerLost("a rank is gone")
+        return answer
 
     def close(self) -> None:
         """Ends the connections; `on_lost` is called, as if they had broken."""
@@ -99,6 +103,7 @@ class LeaderChannel:
         except (OSError, ProtocolError) as error:
             problem = f"the connection to rank {rank} is broken: {error}"
         on_lost(problem)
+        self._answers.put(None)
 
 
 class FollowerChannel:
@@ -106,7 +111,8 @@ class FollowerChannel:
 
     def __init__(self, connection: socket.socket, on_lost: OnLost) -> None:
         self._connection = connection
-        self._commands: queue.Queue[ToFollower] = queue.Queue(MAX_QUEUED_FRAMES)
+        self._commands: queue.Queue[ToFollower | None] = queue.Queue(MAX_QUEUED_FRAMES)
+        """None after the last one."""
         threading.Thread(target=self._listen, args=(on_lost,), name="leader", daemon=True).start()
 
     @classmethod
@@ -128,11 +134,14 @@ class FollowerChannel:
         return cls(connection, on_lost)
 
     def receive(self, wait: bool) -> ToFollower | None:
-        """The next command; None if there is none and it is not to `wait`."""
+        """The next command; None if there is none and it is not to `wait`. Raises PeerLost when rank 0 is gone."""
         try:
-            return self._commands.get(wait)
+            command = self._commands.get(wait)
         except queue.Empty:
             return None
+        if command is None:
+            raise PeerLost("rank 0 is gone")
+        return command
 
     def answer(self, tokens: list[SampledToken]) -> None:
         """Raises PeerLost."""
@@ -154,6 +163,7 @@ class FollowerChannel:
         except (OSError, ProtocolError) as error:
             problem = f"the connection to rank 0 is broken: {error}"
         on_lost(problem)
+        self._commands.put(None)
 
 
 def _welcome(connection: socket.socket, token: str, missing: list[int]) -> tuple[int, _Peer] | None:

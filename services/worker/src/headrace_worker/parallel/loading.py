@@ -1,0 +1,161 @@
+"""Loads an engine: of a whole model, or one rank's part of it."""
+
+import torch
+
+from headrace_shared.errors import ConfigError
+from headrace_shared.machine import num_cores
+from headrace_shared.messages import ModelCard
+from headrace_worker import engine as whole
+from headrace_worker.config import EngineConfig, with_defaults
+from headrace_worker.forward import TorchForward
+from headrace_worker.iteration import Engine, Report
+from headrace_worker.kv_cache import KVCache
+from headrace_worker.memory import available_bytes
+from headrace_worker.models.checkpoint import Checkpoint, open_checkpoint
+from headrace_worker.models.linear import TorchPacking
+from headrace_worker.models.reading import read_decoder
+from headrace_worker.models.source import find_model
+from headrace_worker.parallel.place import RankPlace
+from headrace_worker.parallel.sizes import group_kv_bytes_per_token, kv_bytes_per_token, shard_of, weight_bytes
+from headrace_worker.parallel.stage_forward import StageForward
+from headrace_worker.parallel.torch_group import TorchGroup
+from headrace_worker.torch_engine import TorchEngine
+
+_WORKSPACE_BYTES = 256 << 20
+"""Of each rank, beside weights and cache."""
+
+
+def load(config: EngineConfig, report: Report) -> Engine:
+    """Raises ConfigError, with one line for the user, if that cannot work; PeerLost if another rank is gone."""
+    if config.place.world_size == 1:
+        return whole.load(config, report)
+    device = _own_device(whole.find_device(config.device), config.place)
+    config = with_defaults(config, on_gpu=device.type == "cuda")
+    return load_rank(config, TorchGroup.open(config.place, device), device, report)
+
+
+def load_rank(config: EngineConfig, group: TorchGroup, device: torch.device, report: Report) -> Engine:
+    """One rank's part, loaded at the same time as the others'."""
+    _check_settings(config)
+    place, shard = config.place, group.shard
+    dtype = whole.find_dtype(config.dtype, device)
+    torch.set_num_threads(max(1, (config.num_threads or num_cores()) // place.num_local_ranks))
+    checkpoint, name = _open(config, group, report)
+    model = checkpoint.config
+    shard.check(model)
+    group.check_same("dtype", "number format", str(dtype))
+    group.check_same("model", "architecture", str(model))
+    num_blocks = group.smallest("blocks", _num_blocks(config, checkpoint, dtype))
+    # Nobody reads weights before everybody has seen how much memory there is.
+    group.smallest("fits", int(_check_memory(config, checkpoint, num_blocks, dtype, device)))
+    weights = read_decoder(
+        model,
+        checkpoint.source,
+        TorchPacking(folds_norms=device.type == "cpu"),
+        shard=shard,
+        dtype=dtype,
+        device=device,
+        report=lambda done, total: report("loading weights", done, total),
+    )
+    cache = KVCache(
+        num_layers=len(shard.layers(model)),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=len(shard.kv_heads(model)),
+        head_dim=model.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    context = min(model.context, config.context or model.context, num_blocks * config.block_size)
+    forward = TorchForward(weights, group, cache, context)
+    return TorchEngine(
+        StageForward(forward, group, hidden_size=model.hidden_size, dtype=dtype, device=device),
+        cache,
+        _card(config, checkpoint, name, context, report),
+        context=context,
+        max_sequences=config.max_sequences,
+        tokens_per_iteration=config.tokens_per_iteration,
+        device=device,
+        dtype=dtype,
+        samples=place.is_sampler,
+    )
+
+
+def _check_settings(config: EngineConfig) -> None:
+    """Raises ConfigError for what only an engine of one rank can do."""
+    if config.deterministic:
+        raise ConfigError("deterministic", "not with several ranks")
+    if config.quantization != "none":
+        raise ConfigError("quantization", "not with several ranks")
+
+
+def _own_device(first: torch.device, place: RankPlace) -> torch.device:
+    """Each rank of a machine has a GPU of its own, from `first` on. Raises ConfigError."""
+    if first.type != "cuda":
+        return first
+    index = (first.index or 0) + place.local_rank
+    if index >= torch.cuda.device_count():
+        raise ConfigError("device", f"{place.num_local_ranks} ranks need as many GPUs from {first} on")
+    return torch.device("cuda", index)
+
+
+def _open(config: EngineConfig, group: TorchGroup, report: Report) -> tuple[Checkpoint, str]:
+    """The checkpoint and the model's name. Of the ranks of a machine one goes first: it may have to download."""
+    report("finding the model", 0, 1)
+    if config.place.local_rank:
+        group.wait_for_first_here("found")
+    files = find_model(config.model, lambda done, total: report("downloading", done, total))
+    if not config.place.local_rank:
+        group.done_here("found")
+    checkpoint = open_checkpoint(files.path)
+    report("finding the model", 1, 1)
+    return checkpoint, config.served_name or files.name
+
+
+def _num_blocks(config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Raises ConfigError."""
+    if config.num_blocks:
+        return config.num_blocks
+    block_bytes = config.block_size * group_kv_bytes_per_token(checkpoint.config, config.place, dtype.itemsize)
+    if block_bytes > config.kv_cache_bytes:
+        raise ConfigError(
+            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {config.block_size} tokens"
+        )
+    return config.kv_cache_bytes // block_bytes
+
+
+def _check_memory(
+    config: EngineConfig, checkpoint: Checkpoint, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """True. Raises ConfigError where the ranks of this machine need more than it has."""
+    model, place = checkpoint.config, config.place
+    first = place.rank - place.local_rank
+    weights = cache = 0
+    for rank in range(first, first + place.num_local_ranks):
+        shard = shard_of(rank, place)
+        weights += weight_bytes(model, shard, dtype.itemsize)
+        cache += num_blocks * config.block_size * kv_bytes_per_token(model, shard, dtype.itemsize)
+    needed = weights + cache + place.num_local_ranks * _WORKSPACE_BYTES
+    available = available_bytes(device)
+    if available is not None and needed > available:
+        raise ConfigError(
+            "kv_cache_bytes" if cache > weights else "model",
+            f"{place.num_local_ranks} ranks need {_mib(needed)} of memory (weights {_mib(weights)}, KV cache "
+            f"{_mib(cache)}), but only {_mib(available)} are available",
+        )
+    return True
+
+
+def _card(config: EngineConfig, checkpoint: Checkpoint, name: str, context: int, report: Report) -> ModelCard:
+    """The leader's goes to the routers; the others need no tokenizer."""
+    if not config.place.is_leader:
+        vocab_size = checkpoint.config.vocab_size
+        return ModelCard(model=name, tokenizer=b"", vocab_size=vocab_size, context=context, eos_token_ids=())
+    report("reading the tokenizer", 0, 1)
+    card = checkpoint.make_card(name, context)
+    report("reading the tokenizer", 1, 1)
+    return card
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,0 +1,36 @@
+"""One rank's part of a forward pass, between what the stage before sends and what the next one waits for."""
+
+import torch
+from torch import Tensor
+
+from headrace_worker.forward import TorchForward
+from headrace_worker.inputs import Inputs
+from headrace_worker.parallel.torch_group import TorchGroup
+
+
+class StageForward:
+    """A `forward.Forward` that returns logits in the last stage, and in the others nothing of use to the caller."""
+
+    def __init__(
+        self, forward: TorchForward, group: TorchGroup, *, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._forward = forward
+        self._group = group
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._device = device
+
+    @property
+    def gathered_positions(self) -> int:
+        return self._forward.gathered_positions
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        hidden = None
+        if not self._group.shard.is_first:
+            shape = (inputs.token_ids.shape[0], self._hidden_size)
+            hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
+            self._group.receive(hidden)
+        output = self._forward.stage(inputs, hidden)
+        if not self._group.shard.is_last:
+            self._group.send(output)
+        return output

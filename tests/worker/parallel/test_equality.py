@@ -1,0 +1,51 @@
+"""Greedy tokens of every family are the same however the model is divided."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace_worker.iteration import Engine
+from headrace_worker.loop import IterationLoop
+from tests.worker.checkpoints import load_tiny, save_checkpoint
+from tests.worker.families.test_families import prompt_of
+from tests.worker.families.variants import VARIANTS
+from tests.worker.loop_builders import admission, run_until_idle
+from tests.worker.parallel.thread_ranks import rank_threads
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
+
+FAMILIES = (
+    "llama, tied",
+    "llama, untied, biases",
+    "llama, multi-query",
+    "mistral, window",
+    "qwen2",
+    "qwen3, biases, yarn",
+    "gemma3",
+    "mixtral",
+    "qwen3 moe",
+)
+DIVISIONS = [(2, 1), (1, 2), (2, 2)]
+PROMPTS = [prompt_of(29, 1), prompt_of(3, 3), prompt_of(17, 4), prompt_of(40, 5)]
+NUM_TOKENS = 12
+
+
+def greedy(engine: Engine) -> dict[int, list[int]]:
+    """All prompts together, in chunks, through the loop that serves."""
+    loop = IterationLoop(engine)
+    for number, prompt in enumerate(PROMPTS):
+        blocks = range(number * 8, number * 8 + 8)
+        loop.admit(admission(number, prompt, blocks, max_tokens=NUM_TOKENS, temperature=0.0))
+    collected = run_until_idle(loop)
+    assert not collected.errors
+    return collected.tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_the_same_however_the_model_is_divided(family: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, seed=3, **VARIANTS[family])
+    expected = greedy(load_tiny(tmp_path))
+    assert all(len(tokens) == NUM_TOKENS for tokens in expected.values())
+    for tensor_parallel, pipeline_parallel in DIVISIONS:
+        with rank_threads(tmp_path, tensor_parallel, pipeline_parallel) as engine:
+            assert greedy(engine) == expected, f"TP {tensor_parallel}, PP {pipeline_parallel}"
