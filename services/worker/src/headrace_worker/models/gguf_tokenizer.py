@@ -1,14 +1,14 @@
 """The tokenizer that a GGUF file describes, as tokenizer.json.
 
-Byte-level BPE is built here from the metadata, because importing transformers would double the time to start. What
-comes out equals transformers' own conversion, which is asked for every other kind.
+Byte-level BPE and Gemma's vocabulary are built here from the metadata, because transformers would multiply the time to
+start. What comes out tokenizes as transformers' own conversion does, which is asked for every other kind.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from headrace_shared.errors import ConfigError
 
@@ -27,16 +27,21 @@ _PLAIN = ("smollm", "gpt-2", "default")
 def gguf_tokenizer_json(path: Path, metadata: Mapping[str, Any]) -> bytes:
     """Raises ConfigError if the file describes no usable tokenizer."""
     kind, pre_tokenizer = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    if kind == "gpt2" and (pre_tokenizer in _PLAIN or pre_tokenizer in _SPLITS):
-        try:
+    is_plain_gemma = str(metadata.get("general.architecture")).startswith("gemma") and not metadata.get(
+        "tokenizer.ggml.add_space_prefix"
+    )
+    try:
+        if kind == "gpt2" and (pre_tokenizer in _PLAIN or pre_tokenizer in _SPLITS):
             return _byte_level(metadata, _SPLITS.get(pre_tokenizer))
-        except Exception as error:  # The tokenizers library raises plain Exception.
-            raise ConfigError("model", f"{path} describes no usable tokenizer: {error!r}") from error
+        if kind == "llama" and is_plain_gemma and "tokenizer.ggml.merges" not in metadata:
+            return _gemma(metadata)
+    except Exception as error:  # The tokenizers library raises plain Exception.
+        raise ConfigError("model", f"{path} describes no usable tokenizer: {error!r}") from error
     return _by_transformers(path)
 
 
 def _byte_level(metadata: Mapping[str, Any], split: str | None) -> bytes:
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    tokens = _tokens(metadata)
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     if any(len(merge) != 2 for merge in merges):
         raise ValueError("a merge is not a pair")
@@ -52,15 +57,54 @@ def _byte_level(metadata: Mapping[str, Any], split: str | None) -> bytes:
             ]
         )
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    typed = list(zip(tokens, metadata.get("tokenizer.ggml.token_type") or (), strict=False))
     # Control tokens spelled outside the byte alphabet are mislabelled (transformers skips them for the same reason).
-    tokenizer.add_special_tokens(
-        [AddedToken(token, normalized=False) for token, kind in typed if kind == _CONTROL and set(token) <= alphabet]
-    )
-    tokenizer.add_tokens(
-        [AddedToken(token, normalized=False, special=False) for token, kind in typed if kind == _USER_DEFINED]
-    )
+    _add_tokens(tokenizer, tokens, metadata, lambda token: set(token) <= alphabet)
     return str(tokenizer.to_str()).encode()
+
+
+def _gemma(metadata: Mapping[str, Any]) -> bytes:
+    """Sentencepiece's BPE with bytes for what it has no pieces for. The file lists no merges: every division of a piece
+    in two pieces is one, and pieces merge in the order of the vocabulary."""
+    # Runs of spaces are stored as such, though text reaches the vocabulary with its spaces replaced.
+    tokens = ["▁" * len(token) if set(token) == {" "} else token for token in _tokens(metadata)]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = [
+        (token[:end], token[end:])
+        for token in tokens
+        for end in range(len(token) - 1, 0, -1)
+        if token[:end] in vocabulary and token[end:] in vocabulary
+    ]
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=merges,
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    _add_tokens(tokenizer, tokens, metadata, lambda token: set(token) != {"▁"})
+    return str(tokenizer.to_str()).encode()
+
+
+def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    return tokens
+
+
+def _add_tokens(
+    tokenizer: Tokenizer, tokens: list[str], metadata: Mapping[str, Any], is_added: Callable[[str], bool]
+) -> None:
+    """The tokens that are matched whole in the text: control tokens and those of the user."""
+    typed = list(zip(tokens, metadata.get("tokenizer.ggml.token_type") or (), strict=False))
+    control = [token for token, kind in typed if kind == _CONTROL and is_added(token)]
+    defined = [token for token, kind in typed if kind == _USER_DEFINED and is_added(token)]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in defined])
 
 
 def _by_transformers(path: Path) -> bytes:
