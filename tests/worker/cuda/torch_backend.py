@@ -7,6 +7,7 @@ from headrace_worker.cuda.backend import Backend
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.forward import DeviceBatch
 from headrace_worker.cuda.sizing import DeviceMemory, Sizes
+from headrace_worker.cuda.torch_sampler import TorchSampler
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.linear import TorchPacking
@@ -57,5 +58,6 @@ def torch_backend(memory: DeviceMemory | None = None, peak_bytes: int = 0) -> Ba
         device=HostDevice(memory, peak_bytes),
         packing=TorchPacking(folds_norms=False),
         operations=lambda config: TorchOperations(config.norm_epsilon, torch.device("cpu")),
+        sampler=lambda device, vocab_size, max_sequences: TorchSampler(device, vocab_size),
         attention=TorchPagedAttention,
     )

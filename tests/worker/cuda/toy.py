@@ -14,6 +14,8 @@ from headrace_shared.messages import Admission, ModelCard, TokenLogprobs
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.forward import DeviceBatch
+from headrace_worker.cuda.sampler import DeviceSampler
+from headrace_worker.cuda.torch_sampler import TorchSampler
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.sampling import Drawn, SamplingState, sample
 
@@ -58,6 +60,7 @@ def toy_engine(
     max_sequences: int = 6,
     tokens_per_iteration: int = 16,
     batch_sizes: Sequence[int] = (1, 2, 4),
+    sampler: DeviceSampler | None = None,
 ) -> tuple[CudaEngine, ToyForward]:
     cache = KVCache(
         num_layers=1,
@@ -73,6 +76,7 @@ def toy_engine(
         forward,
         cache,
         CARD,
+        sampler=sampler or TorchSampler(HostDevice(), VOCAB_SIZE),
         device=HostDevice(),
         context=context,
         max_sequences=max_sequences,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from headrace_worker.cuda.decoder_forward import DeviceAttention
 from headrace_worker.cuda.device import Device
+from headrace_worker.cuda.sampler import DeviceSampler
 from headrace_worker.cuda.sizing import Sizes
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
@@ -18,4 +19,6 @@ class Backend(NamedTuple):
     device: Device
     packing: Packing[Linear]
     operations: Callable[[ModelConfig], Operations]
+    sampler: Callable[[Device, int, int], DeviceSampler]
+    """(device, vocabulary, sequences in one iteration)"""
     attention: Callable[[ModelConfig, Shard, KVCache, Sizes], DeviceAttention]

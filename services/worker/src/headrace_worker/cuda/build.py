@@ -70,6 +70,7 @@ def build_engine(
             DecoderForward(decoder, backend.attention(config, shard, cache, sizes)),
             cache,
             card,
+            sampler=backend.sampler(device, config.vocab_size, sizes.max_sequences),
             device=device,
             context=context,
             max_sequences=sizes.max_sequences,

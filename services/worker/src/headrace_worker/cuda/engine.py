@@ -23,7 +23,7 @@ from headrace_worker.cuda.device import Device, Mark
 from headrace_worker.cuda.forward import DeviceBatch, DeviceForward
 from headrace_worker.cuda.frame import FrameLayout
 from headrace_worker.cuda.places import Places
-from headrace_worker.cuda.sampler import Sampled, Sampler, results
+from headrace_worker.cuda.sampler import DeviceSampler, Preparation, Sampled, results
 from headrace_worker.cuda.sequence import DeviceSequence, unsampled
 from headrace_worker.cuda.tail import Tail
 from headrace_worker.cuda.upload import Upload
@@ -38,6 +38,7 @@ class CudaEngine:
         cache: KVCache,
         card: ModelCard,
         *,
+        sampler: DeviceSampler,
         device: Device,
         context: int,
         max_sequences: int,
@@ -46,6 +47,7 @@ class CudaEngine:
     ) -> None:
         self.cache = cache
         self._forward = forward
+        self._sampler = sampler
         self._device = device
         self._facts = EngineFacts(
             card=card,
@@ -67,7 +69,6 @@ class CudaEngine:
         self._batch_sizes: list[int] = []
         with torch.inference_mode():
             at = device.torch_device
-            self._sampler = Sampler(device, card.vocab_size)
             self._tables = torch.from_numpy(self._places.tables).to(at, copy=True)
             self._last_tokens = torch.zeros(self._places.num_places, dtype=torch.int64, device=at)
             self._logits = torch.empty(0, device=at)
@@ -107,7 +108,7 @@ class CudaEngine:
         tail = Tail()
         preparations = self._preparations(tail)
         sampled = [sequence for sequence, piece in zip(sequences, slices, strict=True) if piece.samples]
-        plan = self._sampler.plan(sampled, composed.num_output, upload.host, tail) if sampled else None
+        draw = self._sampler.plan(sampled, composed.num_output, upload.host, tail) if sampled else None
         extras = upload.send(tail)
         for prepare, numbers in preparations:
             prepare(*(extras[number] for number in numbers))
@@ -116,10 +117,10 @@ class CudaEngine:
             logits = self._logits[: len(slices)]
         else:
             logits = self._forward(self._batch(upload, composed))
-        if plan is None:
+        if draw is None:
             self._in_flight.append(self._device.mark())
         else:
-            self._in_flight.append(self._sampler.sample(logits, plan, upload.frame, extras, self._last_tokens))
+            self._in_flight.append(draw(logits, upload.frame, extras, self._last_tokens))
 
     def collect(self) -> list[SampledToken]:
         oldest = self._in_flight.popleft()
@@ -160,18 +161,15 @@ class CudaEngine:
             self._places.leave(piece.sequence_id)
         return self._forward(self._batch(self._mixed, composed))
 
-    def _preparations(self, tail: Tail) -> list[tuple[Callable[..., None], tuple[int, ...]]]:
-        """What has to be done before the forward pass, with the numbers of its arguments in the tail."""
-        found: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+    def _preparations(self, tail: Tail) -> list[Preparation]:
+        found: list[Preparation] = []
         if (entries := self._places.take_entries()) is not None:
             found.append((self._set_entries, (tail.put(entries.indices), tail.put(entries.block_ids))))
         if self._copies:
             sources, destinations = np.array(self._copies, dtype=np.int64).T.copy()
             found.append((self._copy_blocks, (tail.put(sources), tail.put(destinations))))
             self._copies.clear()
-        if (fresh := self._sampler.put_fresh(tail)) is not None:
-            found.append((self._sampler.set_fresh, fresh))
-        return found
+        return found + self._sampler.preparations(tail)
 
     def _set_entries(self, indices: Tensor, block_ids: Tensor) -> None:
         self._tables.view(-1).index_copy_(0, indices, block_ids)

@@ -22,14 +22,14 @@ class DeviceSequence:
     """Tokens that must not be drawn before `min_tokens` have been."""
     biased: NDArray[np.int64]
     bias: NDArray[np.float32]
-    counts_row: int | None
-    """Of the table of seen tokens; None: no penalties."""
+    slot: int | None
+    """Of the sampler, for what it keeps on the device; None: nothing."""
 
     @property
     def is_special(self) -> bool:
         """More than temperature and filters has to be looked at when a token is drawn."""
         return (
-            self.counts_row is not None
+            self.slot is not None
             or self.biased.size > 0
             or self.params.num_logprobs is not None
             or (self.min_tokens > 0 and self.stop_ids.size > 0)
@@ -40,7 +40,7 @@ def penalizes(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def device_sequence(admission: Admission, vocab_size: int, counts_row: int | None) -> DeviceSequence:
+def device_sequence(admission: Admission, vocab_size: int, slot: int | None) -> DeviceSequence:
     request = admission.request
     params = request.sampling
     bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
@@ -54,7 +54,7 @@ def device_sequence(admission: Admission, vocab_size: int, counts_row: int | Non
         stop_ids=np.array([token for token in request.stop.stop_token_ids if token < vocab_size], dtype=np.int64),
         biased=np.fromiter(bias.keys(), np.int64, len(bias)),
         bias=np.fromiter(bias.values(), np.float32, len(bias)),
-        counts_row=counts_row,
+        slot=slot,
     )
 
 
