@@ -7,6 +7,8 @@ import triton
 
 
 class Kernel(Protocol):
+    arg_names: list[str]
+
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         """The kernel, to be launched by calling it, over `grid` programs."""
         ...
