@@ -1,21 +1,25 @@
 """What is taken from the queue, when, and what becomes of messages that nobody can run."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 from msgspec.structs import replace
 
+from headrace_scheduler.broker_clock import BrokerClock
 from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import WorkerFacts
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.intake import Intake
+from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
 from headrace_shared.bus import Delivery
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import (
+    Audience,
     Cancel,
     CancelReason,
     DeadRequest,
@@ -52,6 +56,14 @@ class Bench:
         self.endings = Endings(self.bus)
         self.cancels: list[Cancel] = []
         self.cancellations = Cancellations(self.bus, self.cancels.append)
+        self.lifetimes = Lifetimes(
+            self.bus,
+            BrokerClock(self.bus, "REQUESTS", time.monotonic),
+            0.5,
+            cancel=lambda request_id, reason: self.core.cancel(request_id, None, reason, 0.0),
+            held=self.owned,
+            clock=time.monotonic,
+        )
         self.may_pull = True
         self.num_wakes = 0
         self.intake = Intake(
@@ -61,6 +73,7 @@ class Bench:
             self.endings,
             self.cancellations,
             Losses(self.bus, lambda request_id: None),
+            self.lifetimes,
             max_deliveries=3,
             may_pull=lambda: self.may_pull,
             wake=self._wake,
@@ -70,6 +83,7 @@ class Bench:
 
     async def start(self) -> None:
         await prepare(self.bus)
+        await self.lifetimes.open()
         await self.cancellations.open()
         for work in (self.endings.run(), self.cancellations.run()):
             self.tasks.append(asyncio.create_task(work))
@@ -290,3 +304,28 @@ async def test_a_cancellation_that_came_first_is_applied(bench: Bench) -> None:
     await bench.put(wanted)
     await bench.intake.take(await bench.pull())
     assert [cancel.request_id for cancel in bench.cancels] == [wanted.request_id]
+
+
+async def test_what_is_too_late_or_was_cancelled_never_reaches_a_worker(bench: Bench) -> None:
+    late = replace(request(1), timeout_s=60.0)
+    forsaken = replace(request(2), audience=Audience.ROUTER)
+    cancelled = request(3)
+    fine = replace(request(4), timeout_s=60.0, audience=Audience.ROUTER)
+    await asyncio.sleep(0.6)  # their router would have been heard
+    for wanted in (late, forsaken, cancelled, fine):
+        await bench.put(wanted)
+    await bench.bus.enqueue(
+        cancel_subject(cancelled.request_id), codec.encode(Cancel(request_id=cancelled.request_id)), message_id="c"
+    )
+    for age_s in (60.0, 5.0, 0.0, 0.0):
+        delivery = await bench.pull()
+        await bench.intake.take(delivery._replace(published_at=delivery.published_at - age_s))
+    assert bench.owned() == [fine.request_id]
+    await until(lambda: not bench.endings.num_pending)
+    for wanted, outcome, code in (
+        (late, Outcome.EXPIRED, "timeout"),
+        (forsaken, Outcome.CANCELLED, ""),
+        (cancelled, Outcome.CANCELLED, ""),
+    ):
+        assert [(event.outcome, event.code) for event in await bench.endings_of(wanted)] == [(outcome, code)]
+    assert await bench.num_queued() == 1

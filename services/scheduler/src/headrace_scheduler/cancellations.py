@@ -21,8 +21,8 @@ from headrace_shared.subjects import ALL_CANCELS, CANCELS, cancel_subject
 MAX_REMEMBERED = 10_000
 MAX_PER_REQUEST = 8
 """As many as the stream keeps."""
-CLOCK_SLACK_S = 300.0
-"""Most that the broker's clock may be ahead of ours. Beyond it a tombstone could be missed, nothing worse."""
+CLOCK_SLACK_S = 5.0
+"""Most that we may be wrong about the broker's clock. Beyond it a tombstone could be missed, nothing worse."""
 MAX_CONCURRENT = 8
 RETRY_S = 0.5
 MAX_ATTEMPTS = 10
@@ -33,11 +33,12 @@ log = structlog.get_logger(__name__)
 class Cancellations:
     """`apply` hands a Cancel to the core, which ignores what it does not know. `run` is a task."""
 
-    def __init__(self, bus: Bus, apply: Callable[[Cancel], None], wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, bus: Bus, apply: Callable[[Cancel], None], broker_now: Callable[[], float] = time.time) -> None:
+        """`broker_now`: the time by the broker's clock, as well as we know it."""
         self._bus = bus
         self._apply = apply
-        self._wall_clock = wall_clock
-        self._listening_since = wall_clock()
+        self._broker_now = broker_now
+        self._listening_since = float("inf")
         self._heard: OrderedDict[RequestId, list[Cancel]] = OrderedDict()
         self._wanted: asyncio.Queue[RequestId] = asyncio.Queue()
         """Each request is in it once, so that it is bounded by those that this process holds, however often the
@@ -47,17 +48,21 @@ class Cancellations:
     async def open(self) -> None:
         """Raises BusUnavailable."""
         await self._bus.subscribe(ALL_CANCELS, self._on_message)
-        self._listening_since = self._wall_clock()
+        self._listening_since = self._broker_now()
 
-    def on_added(self, request_id: RequestId, delivery: Delivery) -> None:
-        """A request has just been given to the core: what was cancelled before, and may it have been unheard?"""
+    async def before_adding(self, request_id: RequestId, delivery: Delivery) -> Cancel | None:
+        """A request is about to be given to the core: what tells to end it at once. Raises BusError."""
+        if delivery.num_delivered > 1 or delivery.published_at < self._listening_since + CLOCK_SLACK_S:
+            await self._read(request_id)
+        return next((cancel for cancel in self._heard.get(request_id, ()) if cancel.choice is None), None)
+
+    def on_added(self, request_id: RequestId) -> None:
+        """The core has it now: what was cancelled of it before?"""
         for cancel in self._heard.get(request_id, ()):
             self._apply(cancel)
-        if delivery.num_delivered > 1 or delivery.published_at < self._listening_since + CLOCK_SLACK_S:
-            self.look_up([request_id])
 
     def on_reconnect(self, held: Iterable[RequestId]) -> None:
-        self._listening_since = self._wall_clock()
+        self._listening_since = self._broker_now()
         self.look_up(held)
 
     def look_up(self, request_ids: Iterable[RequestId]) -> None:
@@ -77,12 +82,15 @@ class Cancellations:
             self._queued.discard(request_id)
             for _ in range(MAX_ATTEMPTS):
                 try:
-                    for message in await self._bus.read(CANCELS.name, cancel_subject(request_id), MAX_PER_REQUEST):
-                        self._on_message(message)
+                    await self._read(request_id)
                     break
                 except BusError as error:
                     log.info("tombstone not readable yet", request_id=request_id, error=str(error))
                     await asyncio.sleep(RETRY_S)
+
+    async def _read(self, request_id: RequestId) -> None:
+        for message in await self._bus.read(CANCELS.name, cancel_subject(request_id), MAX_PER_REQUEST):
+            self._on_message(message)
 
     def _on_message(self, message: Message) -> None:
         try:

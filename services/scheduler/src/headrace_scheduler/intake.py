@@ -14,14 +14,15 @@ from msgspec import Struct
 from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import AddResult, EndedRequest
 from headrace_scheduler.endings import Endings
+from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
-from headrace_scheduler.scheduler import Scheduler
+from headrace_scheduler.scheduler import OUTCOMES, Scheduler
 from headrace_scheduler.token_log import read_log
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.message_sizes import largest_message
-from headrace_shared.messages import Lane, Outcome, Request, RequestEnded, RequestId, RouterId
+from headrace_shared.messages import CancelReason, Lane, Outcome, Request, RequestEnded, RequestId, RouterId
 from headrace_shared.subjects import ConsumerSpec, requests_consumer
 
 NUM_PULLERS = 16
@@ -31,6 +32,8 @@ PULL_S = 1.0
 POLL_S = 0.02
 RETRY_S = 0.25
 MAX_CHOICES = 128
+_WORDS = {CancelReason.DEADLINE: ("timeout", "The request took too long.")}
+"""Code and message."""
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _ROUTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -56,6 +59,7 @@ class Intake:
         endings: Endings,
         cancellations: Cancellations,
         losses: Losses,
+        lifetimes: Lifetimes,
         *,
         max_deliveries: int,
         may_pull: Callable[[], bool],
@@ -68,6 +72,7 @@ class Intake:
         self._endings = endings
         self._cancellations = cancellations
         self._losses = losses
+        self._lifetimes = lifetimes
         self._max_deliveries = max_deliveries
         self._may_pull = may_pull
         self._wake = wake
@@ -108,6 +113,9 @@ class Intake:
                 return
             logs = known.choices
             losses = await self._losses.read(request_id)
+        if (verdict := await self._judge(request, delivery)) is not None:
+            self._end(delivery, request, OUTCOMES[verdict], *_WORDS.get(verdict, ("", "")))
+            return
         result = self._core().add_request(
             request, delivery.ack_subject, delivery.stream_sequence, delivery.num_delivered, self._clock(), logs, losses
         )
@@ -121,8 +129,16 @@ class Intake:
             self._core().give_up(request_id, reason, self._clock())
             self._wake()
             return
-        self._cancellations.on_added(request_id, delivery)
+        self._lifetimes.on_taken(request, delivery)
+        self._cancellations.on_added(request_id)
         self._wake()
+
+    async def _judge(self, request: Request, delivery: Delivery) -> CancelReason | None:
+        """Why it is of no use any more, if so. What the core has already is its business. Raises BusError."""
+        if self._lifetimes.knows(request.request_id):
+            return None
+        cancel = await self._cancellations.before_adding(request.request_id, delivery)
+        return cancel.reason if cancel is not None else await self._lifetimes.verdict(request, delivery)
 
     async def _pull_loop(self, spec: ConsumerSpec) -> None:
         while not self._is_stopping:
@@ -173,7 +189,12 @@ class Intake:
     def _fail(
         self, delivery: Delivery, request: Request | _RequestHead, message: str, code: str = "internal_error"
     ) -> None:
-        event = RequestEnded(request_id=request.request_id, outcome=Outcome.FAILED, code=code, message=message)
+        self._end(delivery, request, Outcome.FAILED, code, message)
+
+    def _end(
+        self, delivery: Delivery, request: Request | _RequestHead, outcome: Outcome, code: str, message: str
+    ) -> None:
+        event = RequestEnded(request_id=request.request_id, outcome=outcome, code=code, message=message)
         self._endings.end(EndedRequest(event, request.router, delivery.ack_subject, delivery.stream_sequence))
 
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
+from headrace_scheduler.broker_clock import BrokerClock
 from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import Adoption, Decisions, SchedulerConfig
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.fleet import Fleet
 from headrace_scheduler.flight_log import FlightLog
 from headrace_scheduler.intake import Intake
+from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
 from headrace_scheduler.peers import Peers
 from headrace_scheduler.reporting import Reporting
@@ -84,7 +86,16 @@ class SchedulerService:
         self._peers = Peers(scheduler_id, self._model, clock)
         self._endings = Endings(bus, keep_dead_prompts=settings.dead_prompts)
         self._losses = Losses(bus, self._on_loss_stored)
-        self._cancellations = Cancellations(bus, self._cancel)
+        broker_clock = BrokerClock(bus, requests_consumer(self._model, Lane.INTERACTIVE).stream, clock)
+        self._cancellations = Cancellations(bus, self._cancel, broker_clock.now)
+        self._lifetimes = Lifetimes(
+            bus,
+            broker_clock,
+            settings.reattach_timeout_s,
+            cancel=lambda request_id, reason: self._cancel(Cancel(request_id=request_id, reason=reason)),
+            held=lambda: (request_id for request_id, _ in self.core.ack_subjects()),
+            clock=clock,
+        )
         self.fleet = Fleet(
             self._get_core,
             bus,
@@ -105,6 +116,7 @@ class SchedulerService:
             self._endings,
             self._cancellations,
             self._losses,
+            self._lifetimes,
             max_deliveries=settings.max_deliveries,
             may_pull=lambda: self.fleet.has_active,
             wake=self._wake.set,
@@ -120,6 +132,7 @@ class SchedulerService:
         service.spawn(self.fleet.run(), "fleet")
         service.spawn(self._endings.run(), "endings")
         service.spawn(self._cancellations.run(), "tombstones")
+        service.spawn(self._lifetimes.run(), "lifetimes")
         service.spawn(self._losses.run(), "losses")
         if self._flight is not None:
             service.spawn(self._flight.run(), "flight-log")
@@ -147,6 +160,7 @@ class SchedulerService:
         if self._flight is not None:
             await self._flight.open()
         await self._leases.open()
+        await self._lifetimes.open()  # first: it learns the broker's time
         await self._cancellations.open()
         await self._peers.open(self._bus)
         await self._bus.subscribe(progress_subject(SchedulerId(self.service.id)), self.fleet.on_report)
@@ -269,6 +283,8 @@ class SchedulerService:
         routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}
         self._placed.update(adoption.adopted)
         self._cancellations.look_up(adoption.adopted)
+        for entry in snapshot:
+            self._lifetimes.on_taken(entry.admission.request, None)
         left = {request_id: routers[request_id] for request_id in adoption.adopted}
         if left:
             self.service.spawn(self._look_back(self.core, left), "look-back")

@@ -1,0 +1,150 @@
+"""Requests end when nobody waits for them any more, or their time is up; silence of ours is not theirs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from headrace_scheduler.audience import Listeners
+from headrace_scheduler.broker_clock import BrokerClock
+from headrace_scheduler.lifetimes import Lifetimes
+from headrace_shared import codec
+from headrace_shared.bus import Delivery
+from headrace_shared.memory_bus import MemoryBus
+from headrace_shared.messages import Attached, Audience, CancelReason, Request, RequestId, RouterId, Telemetry
+from headrace_shared.subjects import attached_subject, telemetry_subject
+from tests.scheduler.shell_builders import prepare, request, until
+
+ROUTER = RouterId("router-1")
+ORDINARY = replace(request(1), audience=Audience.ROUTER)
+RESUMABLE = replace(request(2), audience=Audience.ATTACHED)
+BACKGROUND = request(3)
+
+
+def test_silence_tells_unless_it_is_ours() -> None:
+    listeners = Listeners(8.0, 100.0)
+
+    def forsaken(now: float, queued_at: float = 50.0) -> list[int]:
+        all_requests = (ORDINARY, RESUMABLE, BACKGROUND)
+        return [n for n, each in enumerate(all_requests) if listeners.is_forsaken(each, queued_at, now)]
+
+    assert forsaken(108.0) == [], "we have not listened for long enough"
+    assert forsaken(108.1) == [0, 1]
+    assert forsaken(108.1, queued_at=100.2) == [], "whoever queued it was there"
+    listeners.on_router(ROUTER, 108.0)
+    assert forsaken(110.0) == [1], "its router lives, but nobody has its client"
+    listeners.on_attached([RESUMABLE.request_id], 109.0)
+    assert forsaken(116.0) == [] and forsaken(116.5) == [0] and forsaken(117.5) == [0, 1]
+    listeners.begin(120.0)
+    assert forsaken(128.0) == []
+    listeners.prune(128.0)
+    assert forsaken(128.5) == [0, 1]
+
+
+class SteppingBus(MemoryBus):
+    time = 1000.0
+
+    async def clock(self, stream: str) -> float:
+        return self.time
+
+
+async def test_a_step_of_the_brokers_clock_makes_nothing_old() -> None:
+    bus, now = SteppingBus(), 0.0
+    clock = BrokerClock(bus, "REQUESTS", lambda: now)
+    assert clock.age_s(900.0) == 0.0 and clock.now() == float("-inf")
+    await clock.measure()
+    assert clock.age_s(900.0) == pytest.approx(100.0) and clock.age_s(1100.0) == 0.0
+    now, bus.time = 10.0, 1010.5  # drift
+    assert await clock.sure_age_s(900.0) == pytest.approx(110.5)
+    now, bus.time = 20.0, 4620.0  # an hour ahead
+    assert clock.age_s(900.0) == pytest.approx(120.5), "not noticed yet"
+    assert await clock.sure_age_s(900.0) == 0.0
+    now = 30.0
+    assert clock.age_s(4620.0) == pytest.approx(10.0)
+    bus.time = 1030.0  # and back
+    assert await clock.sure_age_s(1030.0) == pytest.approx(0.0)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.bus = MemoryBus()
+        self.routers = MemoryBus(self.bus.broker)
+        self.skip_s = 0.0
+        self.held: list[RequestId] = []
+        self.cancelled: list[tuple[RequestId, CancelReason]] = []
+        self.lifetimes = Lifetimes(
+            self.bus,
+            BrokerClock(self.bus, "REQUESTS", self.clock),
+            1.0,
+            cancel=self.cancel,
+            held=lambda: self.held,
+            clock=self.clock,
+        )
+
+    def clock(self) -> float:
+        return asyncio.get_running_loop().time() + self.skip_s
+
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        self.cancelled.append((request_id, reason))
+        self.held.remove(request_id)
+
+    def take(self, *requests: Request) -> None:
+        for each in requests:
+            self.held.append(each.request_id)
+            self.lifetimes.on_taken(each, None)
+
+    async def say(self, seconds: float) -> None:
+        """The router lives, and has the resumable one's client."""
+        for _ in range(round(seconds / 0.2)):
+            telemetry = Telemetry(service="router", id=ROUTER, state="ready")
+            self.routers.publish(telemetry_subject("router", ROUTER), codec.encode(telemetry))
+            attached = Attached(request_ids=(RESUMABLE.request_id,))
+            self.routers.publish(attached_subject(RouterId("router-2")), codec.encode(attached))
+            await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    await prepare(bench.bus)
+    await bench.lifetimes.open()
+    task = asyncio.create_task(bench.lifetimes.run())
+    yield bench
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_death_of_a_router_ends_what_it_leaves(bench: Bench) -> None:
+    bench.take(ORDINARY, RESUMABLE, BACKGROUND)
+    for rubbish in (telemetry_subject("router", "x"), attached_subject(RouterId("x"))):
+        bench.routers.publish(rubbish, b"\xc1")
+    await bench.say(2.0)
+    assert bench.cancelled == []
+    await until(lambda: len(bench.cancelled) == 2)
+    assert sorted(bench.cancelled) == [(each.request_id, CancelReason.CLIENT) for each in (ORDINARY, RESUMABLE)]
+    assert bench.held == [BACKGROUND.request_id]
+
+
+async def test_time_that_is_up_ends_even_what_runs_in_the_background(bench: Bench) -> None:
+    bench.take(replace(BACKGROUND, timeout_s=0.3))
+    await until(lambda: bench.cancelled == [(BACKGROUND.request_id, CancelReason.DEADLINE)], 2.0)
+
+
+async def test_after_a_freeze_everybody_gets_the_time_again(bench: Bench) -> None:
+    bench.take(ORDINARY)
+    bench.skip_s += 30.0
+    delivery = Delivery("", b"", "", 1, 1, await bench.bus.clock("REQUESTS") - 100.0)
+    assert await bench.lifetimes.verdict(RESUMABLE, delivery) is None
+    await asyncio.sleep(0.7)
+    assert bench.cancelled == []
+    await until(lambda: bool(bench.cancelled), 2.0)
+
+
+async def test_an_outage_of_the_broker_forsakes_nobody(bench: Bench) -> None:
+    bench.take(ORDINARY)
+    bench.bus.broker.stop()
+    await asyncio.sleep(1.8)
+    bench.bus.broker.start()
+    await bench.say(1.0)
+    assert bench.cancelled == []
