@@ -9,7 +9,15 @@ from headrace_cli.process import ProcessSpec
 from headrace_cli.settings import UpSettings
 from headrace_shared.settings import PREFIX
 
-FORWARDED = ("device", "dtype", "context", "num_blocks", "max_sequences")
+FORWARDED = (
+    "device",
+    "dtype",
+    "context",
+    "num_blocks",
+    "max_sequences",
+    "tensor_parallel",
+    "pipeline_parallel",
+)
 """Settings that the workers know under the same names, each with an empty or zero value for the worker's default."""
 
 

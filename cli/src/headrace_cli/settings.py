@@ -44,12 +44,21 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     """Most sequences in one iteration; 0: the worker's default."""
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """CPU threads of each worker; 0: the cores shared evenly among the workers."""
+    tensor_parallel: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Processes of each worker that share the work of every layer; 0: the worker's default."""
+    pipeline_parallel: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Stages that each worker's layers are dealt out to; 0: the worker's default."""
     data_dir: str = ""
     """Where queue, logs and state are kept; empty: headrace/PORT below $XDG_DATA_HOME or ~/.local/share."""
     start_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 600.0
     """Longest time without any progress before the start is given up."""
     drain_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """Longest time each service gets to finish what is running when it is stopped."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Engine processes of each worker."""
+        return max(1, self.tensor_parallel) * max(1, self.pipeline_parallel)
 
     @property
     def model_name(self) -> str:

@@ -54,7 +54,8 @@ async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Disp
     check_data_dir(data_dir)
     num_others = settings.routers + settings.schedulers + int(settings.autoscaler) + 1
     kv_cache_bytes = 0 if settings.device.startswith("cuda") or settings.num_blocks else settings.kv_cache_bytes
-    check_memory(needed_memory(settings.workers, num_others, kv_cache_bytes), available_memory())
+    num_ranks = settings.workers * settings.num_ranks
+    check_memory(needed_memory(num_ranks, num_others, kv_cache_bytes // settings.num_ranks), available_memory())
     with lock_data_dir(data_dir):
         logs = data_dir / "logs"
         logs.mkdir(exist_ok=True)

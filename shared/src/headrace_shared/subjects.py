@@ -71,6 +71,7 @@ LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
 LOSSES = BucketSpec("LOSSES", max_bytes=16 * MIB, ttl_s=86_400.0)
 """request -> LossRecord."""
 MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
+GROUPS = BucketSpec("GROUPS", max_bytes=16 * MIB)
 IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=1024 * MIB, ttl_s=24 * 3600.0)
 """Idempotency keys: caller and key -> which call they stand for."""
 CALLS = BucketSpec("CALLS", max_bytes=256 * MIB, ttl_s=2 * TOKEN_LOG_S)
@@ -184,6 +185,11 @@ def bucket_key(bucket: str, subject: str) -> str:
 
 def worker_lease_key(worker: WorkerId) -> str:
     return f"worker.{worker}"
+
+
+def group_key(group: str, node_rank: int) -> str:
+    """Of one machine's part of a worker that is spread over several."""
+    return f"{subject_token(group)}.{node_rank}"
 
 
 def model_card_key(model: str, part: int) -> str:

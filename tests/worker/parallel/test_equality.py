@@ -1,6 +1,7 @@
 """Greedy tokens of every family are the same however the model is divided."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +15,22 @@ from tests.worker.parallel.thread_ranks import rank_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
 
-FAMILIES = (
-    "llama, tied",
-    "llama, untied, biases",
-    "llama, multi-query",
-    "mistral, window",
-    "qwen2",
-    "qwen3, biases, yarn",
-    "gemma3",
-    "mixtral",
-    "qwen3 moe",
-)
+MODELS = {
+    "llama, three key-value heads": {"num_key_value_heads": 3},
+    **{
+        name: VARIANTS[name]
+        for name in (
+            "llama, untied, biases",
+            "llama, multi-query",
+            "mistral, window",
+            "qwen2",
+            "qwen3, biases, yarn",
+            "gemma3",
+            "mixtral",
+            "qwen3 moe",
+        )
+    },
+}
 DIVISIONS = [(2, 1), (1, 2), (2, 2)]
 PROMPTS = [prompt_of(29, 1), prompt_of(3, 3), prompt_of(17, 4), prompt_of(40, 5)]
 NUM_TOKENS = 12
@@ -41,9 +47,9 @@ def greedy(engine: Engine) -> dict[int, list[int]]:
     return collected.tokens
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_the_same_however_the_model_is_divided(family: str, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, seed=3, **VARIANTS[family])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_greedy_tokens_are_the_same_however_the_model_is_divided(model: dict[str, Any], tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, seed=3, **model)
     expected = greedy(load_tiny(tmp_path))
     assert all(len(tokens) == NUM_TOKENS for tokens in expected.values())
     for tensor_parallel, pipeline_parallel in DIVISIONS:

@@ -104,5 +104,5 @@ async def test_a_rank_that_hangs_is_given_up_and_its_stack_is_in_the_log(capfd: 
         group.send(grant_of(1, [HANG_AT, 2]))
         reason, seconds = await loss_of(group)
         assert "did not get on with an iteration" in reason
-        assert seconds < HANG_TIMEOUT_S + 0.5
+        assert seconds < HANG_TIMEOUT_S + 1.0
     assert "in mishap" in capfd.readouterr().err

@@ -5,6 +5,7 @@ import sys
 from headrace_shared.service import Service, run_service
 from headrace_shared.service_bus import service_bus
 from headrace_shared.settings import load_settings_or_exit
+from headrace_worker.parallel.member_service import MemberService
 from headrace_worker.service import WorkerService
 from headrace_worker.settings import WorkerSettings
 
@@ -16,7 +17,9 @@ def main() -> int:
 
     async def body(service: Service) -> None:
         async with service_bus(service, settings) as bus:
-            await WorkerService(service, bus, settings).run()
+            # Of a worker on several machines, only the first one's process is a worker to the others.
+            kind = WorkerService if settings.node_rank == 0 else MemberService
+            await kind(service, bus, settings).run()
 
     return run_service(body, name="worker", settings=settings)
 

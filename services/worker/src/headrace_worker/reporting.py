@@ -11,11 +11,20 @@ from headrace_worker.session import Session
 class Reporting:
     """Of a worker whose engine is loaded."""
 
-    def __init__(self, metrics: Metrics, facts: Loaded, session: Session, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        facts: Loaded,
+        session: Session,
+        clock: Callable[[], float],
+        memory: Callable[[], dict[int, tuple[int, int]]],
+    ) -> None:
+        """`memory`: bytes in main memory and on the GPU, by rank, of an engine of several ranks."""
         model = facts.card.model
         self._facts = facts
         self._session = session
         self._clock = clock
+        self._memory = memory
         self._counted_at = clock()
         self._num_iterations = 0
         self._num_prefilled = 0
@@ -59,4 +68,12 @@ class Reporting:
             "num_stalled": num_stalled,
             "num_iterations": session.num_iterations,
             "batch_occupancy": min(1.0, num_running / facts.max_sequences),
+            **self._rank_gauges(),
         }
+
+    def _rank_gauges(self) -> dict[str, float]:
+        gauges: dict[str, float] = {}
+        for rank, (memory_bytes, device_bytes) in self._memory().items():
+            gauges[f"rank_{rank}_memory_bytes"] = memory_bytes
+            gauges[f"rank_{rank}_device_bytes"] = device_bytes
+        return gauges

@@ -26,6 +26,9 @@ from headrace_shared.tasks import end
 from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, TokenizerPart
 from headrace_worker.engine_link import EngineDied, EngineLink
 from headrace_worker.mirror import Mirror
+from headrace_worker.parallel.leader_node import LeaderNode
+from headrace_worker.parallel.rank_group import RankGroup
+from headrace_worker.parallel.start import start_engine
 from headrace_worker.reporting import Reporting
 from headrace_worker.session import Session
 from headrace_worker.settings import WorkerSettings
@@ -66,13 +69,21 @@ class WorkerService:
         self._reporting: Reporting | None = None
 
     async def run(self) -> None:
-        """Raises ConfigError if the engine cannot serve what is configured, EngineDied or EngineHangs if it fails."""
-        link = await EngineLink.start(self._settings.engine_module)
-        log.info("engine process started", pid=link.pid)
+        """Raises ConfigError if the engine cannot serve what is configured, EngineDied, RankLost or EngineHangs if it
+        fails."""
         self._service.spawn(self._say_hello(), "hello")
         self._service.spawn(
             self._service.report(self._bus, lambda: self._state.value, self._gauges, self._model), "telemetry"
         )
+        if self._settings.num_nodes == 1:
+            await self._run_engine(await start_engine(self._settings))
+            return
+        async with LeaderNode(self._service, self._bus, self._settings, lambda: self._failure) as node:
+            if await self._unless_draining(node.assemble()):
+                await self._run_engine(await node.start_ranks())
+
+    async def _run_engine(self, link: EngineLink | RankGroup) -> None:
+        log.info("engine started", pid=link.pid)
         try:
             if await self._unless_draining(self._prepare(link)):
                 await self._serve(link)
@@ -80,7 +91,7 @@ class WorkerService:
             self._set_state(WorkerState.LEAVING)
             await link.close()
 
-    async def _prepare(self, link: EngineLink) -> None:
+    async def _prepare(self, link: EngineLink | RankGroup) -> None:
         card = await self._load(link)
         await self._store_card(card)
         await self._bus.ensure_stream(TOKENS)
@@ -98,7 +109,7 @@ class WorkerService:
             await end(task)
             await end(stop)
 
-    async def _load(self, link: EngineLink) -> ModelCard:
+    async def _load(self, link: EngineLink | RankGroup) -> ModelCard:
         link.send(Load(config=self._settings.engine_config()))
         tokenizer = bytearray()
         try:
@@ -132,13 +143,14 @@ class WorkerService:
                 log.warning("model card not stored yet", error=str(error))
                 await asyncio.sleep(_RETRY_S)
 
-    async def _serve(self, link: EngineLink) -> None:
+    async def _serve(self, link: EngineLink | RankGroup) -> None:
         assert self._facts is not None, "served before it was loaded"
         session = Session(
             self._id, self._bus, Mirror(self._facts.block_size), link.send_bytes, self._hello, self._clock()
         )
         self._session = session
-        self._reporting = Reporting(self._service.metrics, self._facts, session, self._clock)
+        memory = link.memory if isinstance(link, RankGroup) else dict
+        self._reporting = Reporting(self._service.metrics, self._facts, session, self._clock, memory)
         subscription = await self._bus.subscribe(
             grants_subject(self._id), lambda message: self._guard(lambda: session.on_control(message, self._clock()))
         )
@@ -168,7 +180,7 @@ class WorkerService:
             self._failure = str(error) or type(error).__name__
             raise
 
-    async def _read(self, link: EngineLink, session: Session) -> None:
+    async def _read(self, link: EngineLink | RankGroup, session: Session) -> None:
         while True:
             frame = await link.read()
             if isinstance(frame, Iteration):

@@ -39,6 +39,23 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     """Share of a GPU's memory that the worker may use."""
     quantization: Literal["none", "int8", "int4"] = "none"
     """Weights rounded to 8 or 4 bits as they are loaded (CPU with compiled kernels): faster, hardly less exact."""
+    tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Processes (on GPUs: one each) that share the work of every layer."""
+    pipeline_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Stages that the layers are dealt out to, each with tensor-parallel processes of its own."""
+    num_nodes: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Machines that the processes of this worker are dealt out to; on each one headrace-worker is started."""
+    node_rank: Annotated[int, Meta(ge=0, le=63)] = 0
+    """Which of these machines this is; 0 leads, and its settings hold for all but model, device and threads."""
+    group: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
+    """Name under which the machines of one worker find each other at the broker."""
+    group_host: str = ""
+    """Address at which the other machines reach this one; empty: that of the way to the broker."""
+    group_port: Annotated[int, Meta(ge=0, le=65534)] = 0
+    """Port of node 0 for the others, the next one being used too; 0: any two. Tensors take further ports."""
+    speculative_tokens: Annotated[int, Meta(ge=0, le=32)] = 0
+    """Tokens guessed ahead by prompt lookup and verified at once (CPU); 0: none. The same answers, in fewer iterations
+    where they repeat what was said before."""
     engine_module: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*$")] = "headrace_worker.engine_process"
     """Python module that runs as the engine process."""
     load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
@@ -63,4 +80,5 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
             deterministic=self.deterministic,
             gpu_memory_share=self.gpu_memory_share,
             quantization=self.quantization,
+            speculative_tokens=self.speculative_tokens,
         )

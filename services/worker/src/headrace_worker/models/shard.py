@@ -32,13 +32,14 @@ class Shard(NamedTuple):
         ):
             if not 0 <= rank < size:
                 raise ConfigError(key, f"rank {rank} of {size}")
-        if config.num_heads % self.tp_size:
-            raise ConfigError("tensor_parallel", f"{config.num_heads} heads cannot be divided by {self.tp_size}")
-        if config.num_kv_heads % self.tp_size and self.tp_size % config.num_kv_heads:
-            raise ConfigError(
-                "tensor_parallel",
-                f"{config.num_kv_heads} key-value heads can be neither divided nor repeated for {self.tp_size} ranks",
-            )
+        if config.num_kv_heads < self.tp_size:
+            if config.num_heads % self.tp_size:
+                raise ConfigError("tensor_parallel", f"{config.num_heads} heads cannot be divided by {self.tp_size}")
+            if self.tp_size % config.num_kv_heads:
+                raise ConfigError(
+                    "tensor_parallel",
+                    f"{config.num_kv_heads} key-value heads cannot be repeated equally often for {self.tp_size} ranks",
+                )
         if config.intermediate_size % self.tp_size:
             raise ConfigError(
                 "tensor_parallel", f"an inner size of {config.intermediate_size} cannot be divided by {self.tp_size}"
@@ -55,12 +56,19 @@ class Shard(NamedTuple):
         return range(start, start + each + (self.pp_rank < more))
 
     def heads(self, config: ModelConfig) -> range:
-        return self._part(config.num_heads)
+        """All that share a key-value head are on one rank, unless there are fewer of those than ranks."""
+        if config.num_kv_heads < self.tp_size:
+            return self._part(config.num_heads)
+        kv_heads, num_sharing = self.kv_heads(config), config.num_heads // config.num_kv_heads
+        return range(kv_heads.start * num_sharing, kv_heads.stop * num_sharing)
 
     def kv_heads(self, config: ModelConfig) -> range:
-        """With fewer of them than ranks, several ranks hold the same one."""
+        """Where they cannot be equally many, earlier ranks have one more. With fewer of them than ranks, several ranks
+        hold the same one."""
         if config.num_kv_heads >= self.tp_size:
-            return self._part(config.num_kv_heads)
+            each, more = divmod(config.num_kv_heads, self.tp_size)
+            start = self.tp_rank * each + min(self.tp_rank, more)
+            return range(start, start + each + (self.tp_rank < more))
         head = self.tp_rank * config.num_kv_heads // self.tp_size
         return range(head, head + 1)
 

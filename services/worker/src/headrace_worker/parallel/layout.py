@@ -6,11 +6,16 @@ from headrace_shared.errors import ConfigError
 from headrace_worker.parallel.place import RankPlace
 
 
-def check_sizes(tensor_parallel: int, pipeline_parallel: int, num_nodes: int) -> None:
+def check_nodes(num_ranks: int, num_nodes: int, node_rank: int, group: str) -> None:
     """Raises ConfigError."""
-    world_size = tensor_parallel * pipeline_parallel
-    if world_size % num_nodes:
-        raise ConfigError("num_nodes", f"{world_size} ranks cannot be dealt out to {num_nodes} nodes evenly")
+    if num_nodes == 1:
+        return
+    if not group:
+        raise ConfigError("group", f"needs a name, under which the {num_nodes} nodes find each other")
+    if node_rank >= num_nodes:
+        raise ConfigError("node_rank", f"must be below {num_nodes}, the number of nodes")
+    if num_ranks % num_nodes:
+        raise ConfigError("num_nodes", f"{num_ranks} ranks cannot be dealt out to {num_nodes} nodes evenly")
 
 
 def local_places(

@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,14 +18,13 @@ from headrace_worker.parallel.follower import Follower
 from headrace_worker.parallel.leader import LeaderEngine
 from headrace_worker.parallel.place import RankPlace
 from headrace_worker.parallel.pulse import Pulse
+from headrace_worker.parallel.watch import DUMP_SIGNAL
 
 JOIN_TIMEOUT_S = 120.0
 """All ranks are started at the same time; a slow disk may keep one of them from its libraries for so long."""
 EXIT_FAILED = 1
 EXIT_PEER_LOST = 3
 MAX_PROBLEM_CHARS = 500
-DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a rank write what its threads are doing to its log, whatever they are doing."""
 
 
 class Rank:

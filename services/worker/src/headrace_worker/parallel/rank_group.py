@@ -18,8 +18,7 @@ from headrace_shared.tasks import end
 from headrace_worker.engine_frames import Beat, FromEngine, Load, RankFailed, Refused
 from headrace_worker.engine_link import EngineDied, EngineLink
 from headrace_worker.parallel.place import RankPlace
-from headrace_worker.parallel.rank import DUMP_SIGNAL
-from headrace_worker.parallel.watch import RankLoss, RankWatch, explain
+from headrace_worker.parallel.watch import DUMP_SIGNAL, RankLoss, RankWatch, explain
 
 CHECK_S = 0.25
 SETTLE_S = 0.3

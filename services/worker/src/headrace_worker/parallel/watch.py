@@ -1,14 +1,17 @@
 """When a group of ranks is given up. Pure: it is told what was heard of the ranks and what time it is."""
 
+import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace_worker.engine_frames import Beat
 
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a rank write what its threads are doing to its log, whatever they are doing."""
 LOADING_SILENCE_S = 60.0
 """While a rank loads, long calls into libraries may keep its other threads from running."""
-SILENT_SHARE = 0.5
-STUCK_SHARE = 0.8
+SILENT_SHARE = 0.7
+STUCK_SHARE = 0.85
 """Of the time after which the engine counts as hanging: what is to happen within it must be decided before."""
 FROZEN_S = 1.0
 """A gap between two checks that the supervisor itself was stopped for."""
