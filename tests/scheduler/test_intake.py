@@ -296,6 +296,17 @@ async def test_a_request_that_comes_back_too_often_fails(bench: Bench) -> None:
     assert await bench.num_queued() == 0 and bench.owned() == []
 
 
+async def test_deliveries_that_lost_workers_explain_do_not_count(bench: Bench) -> None:
+    """Schedulers leave what they hold to peers when they have no worker left."""
+    wanted = request()
+    await bench.put(wanted)
+    for _ in range(3):
+        bench.bus.give_back((await bench.pull()).ack_subject)
+    await bench.bus.put(LOSSES.name, wanted.request_id, codec.encode(LossRecord(num_losses=1, suspicion=1)))
+    await bench.intake.take(await bench.pull())
+    assert bench.core.schedule(0.0).ended == [] and bench.owned() != []
+
+
 async def test_a_cancellation_that_came_first_is_applied(bench: Bench) -> None:
     wanted = request()
     bench.bus.publish(cancel_subject(wanted.request_id), codec.encode(Cancel(request_id=wanted.request_id)))

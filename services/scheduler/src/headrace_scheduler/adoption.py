@@ -1,7 +1,10 @@
-"""Takes over what a worker's snapshot holds, and fits it into what we know (ARCHITECTURE.md, snapshot rules)."""
+"""Takes over what a worker's snapshot and the token log hold, and fits it into what we know (ARCHITECTURE.md, snapshot
+rules). And the other way round: what goes with a worker that is handed over."""
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Mapping
 
+from headrace_scheduler.decisions import ChoiceLog
 from headrace_scheduler.ledger import WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
@@ -81,3 +84,46 @@ def _take(registry: Registry, ledger: WorkerLedger, item: SequenceSnapshot, sequ
         registry.fail(sequence.request, "internal_error", FAILED_MESSAGE, item.error)
     elif item.finish is not None:
         registry.end(sequence, Outcome.FINISHED, tell=False)
+
+
+def restore(registry: Registry, request: OwnedRequest, logs: Mapping[int, ChoiceLog]) -> None:
+    """Fits what the log knows into every open choice. Of the unknown ones the first waits, and the others wait for
+    it to compute the prompt."""
+    for sequence in request.sequences:
+        log = logs.get(sequence.choice)
+        if sequence.state is SequenceState.ENDED:
+            continue
+        if log is not None and (sequence.last_attempt is None or log.attempt > sequence.last_attempt):
+            _catch_up(registry, sequence, log)
+        if sequence.state is SequenceState.UNKNOWN:
+            registry.park(sequence)
+    registry.unpark(request)
+
+
+def aboard(ledger: WorkerLedger) -> list[OwnedRequest]:
+    """Requests with a sequence whose latest stay is there."""
+    return list({id(s.request): s.request for stay in ledger.stays.values() if (s := stay.sequence)}.values())
+
+
+def is_self_contained(ledger: WorkerLedger) -> bool:
+    """None of its requests is on another worker of ours too."""
+    return all(
+        sequence.stay is None or sequence.stay.ledger is ledger
+        for request in aboard(ledger)
+        for sequence in request.sequences
+    )
+
+
+def _catch_up(registry: Registry, sequence: Sequence, log: ChoiceLog) -> None:
+    """The log has a later attempt than we know of. Routers listen to no earlier one: a stay of such is stopped."""
+    stay = sequence.stay
+    if sequence.state is SequenceState.RUNNING:
+        assert stay is not None, sequence.order
+        stay.ledger.stop(stay, tell=True)
+        registry.wait(sequence)
+    registry.detach(sequence)
+    sequence.begin_attempt(log.attempt)
+    if len(log.output) > len(sequence.output):  # the log may have lost its beginning in a restart of the broker
+        sequence.output = array("I", log.output)
+    if log.finish is not None:
+        registry.end(sequence, Outcome.FINISHED)

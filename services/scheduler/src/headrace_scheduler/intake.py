@@ -123,7 +123,9 @@ class Intake:
             if not self._endings.end_again(request_id, delivery.ack_subject):
                 await self._endings.acknowledge(delivery.ack_subject)
             return
-        if result is AddResult.ADDED and delivery.num_delivered > self._max_deliveries:
+        # A scheduler whose workers are all lost leaves its requests to the queue: no fault of theirs.
+        num_unexplained = delivery.num_delivered - (losses.num_losses if losses is not None else 0)
+        if result is AddResult.ADDED and num_unexplained > self._max_deliveries:
             # Broker and schedulers count deliveries for us: what makes schedulers die is bounded as well.
             reason = f"taken from the queue {delivery.num_delivered} times"
             self._core().give_up(request_id, reason, self._clock())

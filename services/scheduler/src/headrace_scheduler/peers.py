@@ -18,6 +18,7 @@ class Peers:
         self._model = model
         self._clock = clock
         self._heard_at: dict[str, float] = {}
+        self._num_workers: dict[str, float] = {}
         self._reconnected_at = clock()
 
     async def open(self, bus: Bus) -> None:
@@ -35,6 +36,11 @@ class Peers:
         heard_at = self._heard_at.get(peer)
         return heard_at is not None and self._clock() - max(heard_at, self._reconnected_at) <= PRESENCE_S
 
+    @property
+    def have_workers(self) -> bool:
+        """One of them, this one not included, could run something."""
+        return any(self._num_workers.get(peer) and self.is_present(peer) for peer in self._heard_at)
+
     def on_reconnect(self) -> None:
         self._reconnected_at = self._clock()
 
@@ -51,3 +57,5 @@ class Peers:
             self._heard_at.pop(telemetry.id, None)
         elif len(self._heard_at) < MAX_PEERS or telemetry.id in self._heard_at:
             self._heard_at[telemetry.id] = self._clock()
+        self._num_workers[telemetry.id] = telemetry.gauges.get("num_workers", 0.0)
+        self._num_workers = {peer: number for peer, number in self._num_workers.items() if peer in self._heard_at}

@@ -4,11 +4,10 @@ The shell calls the event methods as things happen and `schedule` after each bat
 returns. Each event method leaves every structure consistent (`check_integrity`), and none raises for what may happen.
 """
 
-from array import array
 from collections.abc import Collection, Iterator, Mapping
 
 from headrace_scheduler.admission import Admitter
-from headrace_scheduler.adoption import FAILED_MESSAGE, adopt, block_tables
+from headrace_scheduler.adoption import FAILED_MESSAGE, aboard, adopt, block_tables, is_self_contained, restore
 from headrace_scheduler.decisions import (
     AddResult,
     Adoption,
@@ -23,7 +22,7 @@ from headrace_scheduler.decisions import (
 from headrace_scheduler.events import Observer, event
 from headrace_scheduler.ledger import Stay, WorkerLedger
 from headrace_scheduler.registry import Registry
-from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
+from headrace_scheduler.sequence import OwnedRequest, SequenceState
 from headrace_scheduler.suspects import MESSAGE, QUARANTINED, Suspects
 from headrace_shared.messages import (
     CancelReason,
@@ -117,13 +116,7 @@ class Scheduler:
         """Whether a peer would find all of the worker's requests in its snapshot and their logs: none of them runs on
         another worker of ours too, and no admission waits to be fetched."""
         ledger = self._workers.get(worker_id)
-        if ledger is None or ledger.credit.admissions:
-            return False
-        return all(
-            sequence.stay is None or sequence.stay.ledger is ledger
-            for request in _aboard(ledger)
-            for sequence in request.sequences
-        )
+        return ledger is not None and not ledger.credit.admissions and is_self_contained(ledger)
 
     @event
     def hand_over(self, worker_id: WorkerId, now: float) -> bool:
@@ -133,7 +126,7 @@ class Scheduler:
             return False
         self._registry.now = now
         ledger = self._workers.pop(worker_id)
-        for request in _aboard(ledger):
+        for request in aboard(ledger):
             self._registry.let_go(request.request.request_id)
         self._registry.may_admit = True
         return True
@@ -175,7 +168,7 @@ class Scheduler:
         if known is not None:
             known.ack_subject = ack_subject
             if logs is not None:
-                self._restore(known, logs)
+                restore(self._registry, known, logs)
             return AddResult.KNOWN
         if self._registry.has_ended(request.request_id):
             is_pending = self._registry.replace_pending_ack(request.request_id, ack_subject)
@@ -184,7 +177,7 @@ class Scheduler:
         owned = self._registry.own(request, ack_subject, stream_sequence, base_attempt)
         if losses is not None:
             self._suspects.recall(owned, losses)
-        self._restore(owned, logs or {})
+        restore(self._registry, owned, logs or {})
         self._suspects.set_goals(owned)
         return AddResult.ADDED
 
@@ -203,7 +196,7 @@ class Scheduler:
         self._registry.now = now
         request = self._registry.requests.get(request_id)
         if request is not None:
-            self._restore(request, logs)
+            restore(self._registry, request, logs)
 
     @event
     def forget(self, request_id: RequestId) -> tuple[str, int] | None:
@@ -295,6 +288,10 @@ class Scheduler:
         return max(0, min(window, self._config.max_waiting) - self._registry.num_unplaced)
 
     @property
+    def has_worker(self) -> bool:
+        return bool(self._workers)
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that are not on a worker."""
         return self._registry.num_unplaced
@@ -353,33 +350,6 @@ class Scheduler:
         for sequence in running:
             self._registry.unpark(sequence.request)
 
-    def _restore(self, request: OwnedRequest, logs: Mapping[int, ChoiceLog]) -> None:
-        """Fits what the log knows into every open choice. Of the unknown ones the first waits, and the others wait for
-        it to compute the prompt."""
-        for sequence in request.sequences:
-            log = logs.get(sequence.choice)
-            if sequence.state is SequenceState.ENDED:
-                continue
-            if log is not None and (sequence.last_attempt is None or log.attempt > sequence.last_attempt):
-                self._catch_up(sequence, log)
-            if sequence.state is SequenceState.UNKNOWN:
-                self._registry.park(sequence)
-        self._registry.unpark(request)
-
-    def _catch_up(self, sequence: Sequence, log: ChoiceLog) -> None:
-        """The log has a later attempt than we know of. Routers listen to no earlier one: a stay of such is stopped."""
-        stay = sequence.stay
-        if sequence.state is SequenceState.RUNNING:
-            assert stay is not None, sequence.order
-            stay.ledger.stop(stay, tell=True)
-            self._registry.wait(sequence)
-        self._registry.detach(sequence)
-        sequence.begin_attempt(log.attempt)
-        if len(log.output) > len(sequence.output):  # the log may have lost its beginning in a restart of the broker
-            sequence.output = array("I", log.output)
-        if log.finish is not None:
-            self._registry.end(sequence, Outcome.FINISHED)
-
     def _over(self, item: SequenceProgress, stay: Stay) -> None:
         sequence = stay.sequence
         assert sequence is not None, stay.sequence_id
@@ -415,8 +385,3 @@ class Scheduler:
         assert sequence is not None, stay.sequence_id
         stay.ledger.stop(stay, tell=True)
         self._registry.leave(sequence)
-
-
-def _aboard(ledger: WorkerLedger) -> list[OwnedRequest]:
-    """Requests with a sequence whose latest stay is there."""
-    return list({id(s.request): s.request for stay in ledger.stays.values() if (s := stay.sequence)}.values())

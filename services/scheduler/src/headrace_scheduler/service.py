@@ -48,8 +48,9 @@ PASS_INTERVAL_S = 0.001
 SIGN_OF_LIFE_S = ACK_WAIT_S / 3
 OWNERSHIP_S = ACK_WAIT_S * 2 / 3
 """Cut off or frozen for longer, our messages may be offered to others before we can say that we live."""
-STRANDED_S = 2.0
-"""Without any worker for so long, what we hold is left to peers that may have some."""
+STRANDED_S = 0.3
+"""Without any worker for so long, what we hold is left to peers that have some."""
+STRANDED_CHECK_S = 0.1
 RETRY_S = 0.5
 SETTLE_S = 3.0
 
@@ -81,7 +82,6 @@ class SchedulerService:
         self._wake = asyncio.Event()
         self._reconnected = asyncio.Event()
         self._alive_at = clock()
-        self._had_worker_at = clock()
         self._leases = Leases(bus, LEASES.name, scheduler_id, clock)
         self._peers = Peers(scheduler_id, self._model, clock)
         self._endings = Endings(bus, keep_dead_prompts=settings.dead_prompts)
@@ -139,6 +139,7 @@ class SchedulerService:
         service.spawn(self._schedule(), "passes")
         service.spawn(self._show_life(), "signs-of-life")
         service.spawn(self._watch(), "watch")
+        service.spawn(self._watch_for_workers(), "watch-for-workers")
         service.spawn(self._resume(), "resume")
         intake = service.spawn(self._intake.run(), "intake")
         state = self._state
@@ -225,13 +226,20 @@ class SchedulerService:
                 self._start_anew(f"away for {away_s:.0f} s")
             self._alive_at = now
             gauges = self.core.gauges()
-            if gauges.workers:
-                self._had_worker_at = now
-            elif now - self._had_worker_at > STRANDED_S and self._peers.num_schedulers > 1:
-                self._leave_to_peers()
             self._reporting.update(gauges, self.core.oldest_wait_s(now))
             self.fleet.find_hangs({key: worker.num_runnable > 0 for key, worker in gauges.workers.items()})
             await asyncio.sleep(1.0)
+
+    async def _watch_for_workers(self) -> None:
+        """Notices that we have none, while peers do."""
+        had_one_at = self._clock()
+        while True:
+            now = self._clock()
+            if self.core.has_worker or not self._peers.have_workers:
+                had_one_at = now
+            elif now - had_one_at > STRANDED_S and self._is_surely_owner():
+                self._leave_to_peers()
+            await asyncio.sleep(STRANDED_CHECK_S)
 
     def _is_surely_owner(self) -> bool:
         """False after a freeze of ours, until `_watch` has drawn the consequences."""

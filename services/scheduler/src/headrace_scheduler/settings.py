@@ -20,8 +20,8 @@ class SchedulerSettings(QueueSettings, frozen=True, kw_only=True):
     """Most sequences that wait in this process; the others stay in the queue."""
     max_losses: Annotated[int, Meta(ge=0)] = 8
     """A request that has lost its worker more often than this is given up, whoever is to blame."""
-    max_deliveries: Annotated[int, Meta(ge=1)] = 5
-    """A request that was taken from the queue more often than this, and never finished, is given up."""
+    max_deliveries: Annotated[int, Meta(ge=1)] = 10
+    """A request that was taken from the queue more often than this, losses of workers apart, is given up."""
     dead_prompts: bool = False
     """Keep the prompts of requests that were given up, so that `headrace dead requeue` can try them again."""
     flight_recorder: bool = True

@@ -1,0 +1,65 @@
+"""SIGTERM of every process in turn under load: not one client notices, and all end within their time (WK-02)."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headrace_shared.broker import NatsServer
+from headrace_shared.telemetry import HEALTH_PORT
+from tests.faults.crowd import Crowd
+from tests.faults.fleet import Fleet
+from tests.faults.jobs import keep_busy
+from tests.faults.script import echo_job, echo_jobs, shape
+from tests.integration.deployment import status_of, until_empty
+
+pytestmark = [pytest.mark.nats, pytest.mark.e2e]
+
+DRAIN_S = 4.0
+MARGIN_S = 6.0
+"""What a process may take beyond its drain time, on a busy machine."""
+SHAPE = shape(
+    worker={"drain_timeout_s": 1.0}, scheduler={"drain_timeout_s": DRAIN_S}, router={"drain_timeout_s": DRAIN_S}
+)
+
+
+async def health_while_it_drains(fleet: Fleet, place: str) -> list[tuple[int, int]]:
+    """(/health, /live) for as long as it answers."""
+    port = fleet.port_of(place) or int(fleet.client.telemetry[fleet.id_of(place)].gauges[HEALTH_PORT])
+    seen = []
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        while live := await status_of(http, "/live"):
+            seen.append((await status_of(http, "/health"), live))
+            await asyncio.sleep(0.02)
+    return seen
+
+
+async def test_a_rolling_restart_costs_nobody_anything(nats_server: NatsServer, tmp_path: Path) -> None:
+    """Plain clients with short answers, and clients that come back with long ones: these outlast every drain time."""
+    async with Fleet.of(nats_server, tmp_path, SHAPE) as fleet:
+        stop = asyncio.Event()
+        plain = Crowd(fleet.urls, seed=1, resumes=False)
+        long = Crowd(fleet.urls, seed=2)
+        crowds = [
+            asyncio.create_task(keep_busy(plain, echo_jobs((10, 120)), 8, 1, stop)),
+            asyncio.create_task(keep_busy(long, [echo_job("0123456789", 1500)], 4, 2, stop)),
+        ]
+        await asyncio.sleep(1.0)
+        for place in [place for kind in ("worker", "scheduler", "router") for place in fleet.places(kind)]:
+            watch = asyncio.create_task(health_while_it_drains(fleet, place))
+            await asyncio.sleep(0.05)
+            code, took_s = await fleet.restart(place)
+            assert code == 0 and took_s < DRAIN_S + MARGIN_S, (place, code, took_s)
+            seen = await watch
+            assert all(live == 200 for _, live in seen), (place, seen)
+            if not place.startswith("scheduler"):  # which has given everything away in a moment
+                assert 503 in [health for health, _ in seen], (place, seen)
+            await fleet.until_ready(place)
+        stop.set()
+        for verdict in await asyncio.gather(*crowds):
+            assert (verdict.num_lost, verdict.num_truncated, verdict.num_wrong) == (0, 0, 0), verdict.problems
+        assert not [refusal for call in plain.calls + long.calls for refusal in call.refusals]
+        assert sum(call.num_connections - 1 for call in long.calls) > 0
+        await until_empty(fleet.client)
+    assert "Traceback" not in fleet.all_logs()
