@@ -1,31 +1,32 @@
 """Messages to bytes and back, with hard limits. The only place that knows the wire format.
 
-MessagePack, one message a payload. Decoding checks twice: the unpacker's limits bound what a hostile payload can make
-us allocate, then every field is checked against its declared type. Anything else is a `ProtocolError`.
+MessagePack, one message a payload. Every field is checked against its declared type while it is decoded, and what a
+payload claims to hold is allocated only as it comes, so a hostile one costs no more than its size. Anything that is no
+message is a `ProtocolError`.
 """
 
 import sys
 from array import array
 from collections.abc import Iterable
+from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, overload
 
-import msgpack
 import msgspec
 
 from headrace_shared.errors import ProtocolError
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Above any message of ours; the broker's own limit (`max_payload`) is usually lower and checked when sending."""
-MAX_ITEMS = 1_000_000
-"""Longest array or map in a message."""
 
 T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
     """Encodes one message. Raises ProtocolError above MAX_MESSAGE_BYTES."""
-    data: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
+    data = _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"{type(message).__name__} of {len(data)} bytes exceeds {MAX_MESSAGE_BYTES}")
     return data
@@ -44,21 +45,16 @@ def decode(data: bytes, kind: Any) -> Any:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"message of {len(data)} bytes exceeds {MAX_MESSAGE_BYTES}")
     try:
-        raw = msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=False,
-            use_list=True,
-            max_str_len=MAX_MESSAGE_BYTES,
-            max_bin_len=MAX_MESSAGE_BYTES,
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
-            max_ext_len=0,
-        )
-        return msgspec.convert(raw, type=kind)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException, msgspec.ValidationError) as error:
-        # Unhashable map keys are a TypeError; the rest of msgpack's own errors are ValueErrors.
+        return _decoder_of(kind).decode(data)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        # Text that is no UTF-8 is a ValueError, an unhashable map key a TypeError.
         raise ProtocolError(f"undecodable message: {error}") from error
+
+
+@cache
+def _decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """There are as many as kinds of messages and unions of them."""
+    return msgspec.msgpack.Decoder(kind)
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
