@@ -335,8 +335,11 @@ class Fleet:
         former = observed.record.holder if observed is not None else ""
         if former == self._id and worker.last_epoch:
             return True  # it expired, but we know what is on it
-        if former and former != self._id and self._is_present(former) and now - worker.free_since < DEFERENCE_S:
-            return False
+        if former and former != self._id:
+            if not self._is_present(former):
+                return True  # it is dead: the sequences must not wait for fairness
+            if now - worker.free_since < DEFERENCE_S:
+                return False
         return self.num_leased < self._fair_share(now) or now - worker.free_since >= COURTESY_S
 
     async def _take(self, worker_id: WorkerId, worker: _Worker) -> None:
