@@ -191,7 +191,7 @@ async def test_a_gap_is_repaired_from_the_log() -> None:
 
 
 async def test_lost_last_frames_are_found_when_it_gets_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_router.generation.LOOK_AFTER_S", 0.2)
+    monkeypatch.setattr("headrace_router.watchdog.LOOK_AFTER_S", 0.2)
 
     async def script(worker: ScriptedWorker, request: Request) -> None:
         worker.frame(request, byte_ids("ab"), 0)
@@ -229,7 +229,7 @@ async def test_a_terminal_event_when_an_earlier_attempt_finished_the_choice() ->
 
 
 async def test_a_terminal_event_without_the_last_frame_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_router.generation.REPAIR_DELAYS_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("headrace_router.watchdog.LOOK_DELAYS_S", (0.01, 0.01, 0.01))
 
     async def script(worker: ScriptedWorker, request: Request) -> None:
         worker.frame(request, byte_ids("ab"), 0)
@@ -240,7 +240,7 @@ async def test_a_terminal_event_without_the_last_frame_is_an_error(monkeypatch: 
 
 
 async def test_what_cannot_be_repaired_is_an_error_and_no_finish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_router.generation.REPAIR_DELAYS_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("headrace_router.watchdog.LOOK_DELAYS_S", (0.01, 0.01, 0.01))
 
     async def script(worker: ScriptedWorker, request: Request) -> None:
         worker.frame(request, byte_ids("ab"), 0)

@@ -23,16 +23,15 @@ from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
 from headrace_router.submission import read_log, submit
 from headrace_router.token_log import Verdict, split_frame
+from headrace_router.watchdog import Watchdog
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, Overloaded, RequestError, ServiceFailure
 from headrace_shared.messages import CancelReason, LogMessage, Outcome, RequestEnded, TokenFrame
 
 log = structlog.get_logger(__name__)
 
-REPAIR_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
-"""Before each look into the log for what is missing."""
-LOOK_AFTER_S = 5.0
-"""A silence of this length is looked into once: the last frames may have been lost."""
+LOOK_AGAIN_S = 1.0
+"""After following began: whether frames reach us from the first one on is not certain in a cluster of brokers."""
 MAX_RECONNECT_DELAY_S = 1.0
 """After a reconnect all calls read the log, spread over this time."""
 BUFFER_PER_CHOICE = 256
@@ -76,11 +75,7 @@ class Generation:
         num_choices = sum(len(prompt.choices) for prompt in prompts)
         self._mailbox = Mailbox(limits.buffer + BUFFER_PER_CHOICE * num_choices)
         self._now = asyncio.get_running_loop().time
-        self._deadline = self._now() + limits.request_timeout_s
-        self._last_event_at = self._now()
-        self._looked_after = self._last_event_at
-        self._repair_at: float | None = None
-        self._num_repairs = 0
+        self._watchdog = Watchdog(self._now(), limits.request_timeout_s, limits.stall_timeout_s)
         self._num_open = num_choices
         self._failure: RequestError | None = None
         self._reason = CancelReason.CLIENT
@@ -139,27 +134,31 @@ class Generation:
         """What has come; empty when the call is complete or the time is up. Raises RequestError when it has failed."""
         until = self._now() + timeout_s
         while True:
-            deltas = self._known + self._absorb(self._mailbox.take())
-            self._known = []
-            if deltas or self.is_complete:
+            deltas = self._absorb(self._mailbox.take())
+            if self._known:
+                deltas, self._known = self._known + deltas, []
+            if deltas or self._num_open == 0:
                 return deltas
-            self._check_health()
-            if self._repair_at is not None and self._now() >= self._repair_at:
-                if deltas := await self._repair():
+            now = self._now()
+            self._check_health(now)
+            if now >= self._watchdog.look_at:
+                if deltas := await self._look():
                     return deltas
                 continue
-            if self._now() >= until:
+            if now >= until:
                 return []
-            await self._mailbox.wait(min(until, self._next_alarm()))
+            await self._mailbox.wait(min(until, self._watchdog.next_alarm()))
 
     def _absorb(self, messages: Sequence[LogMessage]) -> list[ChoiceDelta]:
         deltas: list[ChoiceDelta] = []
+        if messages:
+            self._watchdog.on_event(self._now())
         for message in messages:
             prompt = self._by_id.get(message.request_id)
             if prompt is None:
                 continue
-            prompt.has_started = True
-            self._last_event_at = self._now()
+            if not prompt.has_started:
+                self._on_started(prompt)
             if isinstance(message, RequestEnded):
                 self._on_ended(prompt, message)
                 continue
@@ -169,25 +168,25 @@ class Generation:
             cursor = prompt.cursors[message.choice]
             verdict = cursor.judge(message)
             if verdict is Verdict.NEXT:
-                deltas += self._push(prompt, cursor.advance(message))
+                self._push(prompt, cursor.advance(message), deltas)
             elif verdict is Verdict.GAP:
                 self._on_gap(prompt)
         return deltas
 
     async def _follow(self) -> None:
-        self._known = []
         async for events in follow(self._bus, self._prompts, self._table, self._mailbox, self._sources):
             self._known += self._absorb(events)
-        # Whether frames reach us in a cluster of brokers from the first one on is not certain.
-        self._repair_at = self._now() + REPAIR_DELAYS_S[-3]
+        self._watchdog.look_in(LOOK_AGAIN_S, self._now())
+        self._update_running()
 
-    def _push(self, prompt: Prompt, frame: TokenFrame) -> list[ChoiceDelta]:
+    def _push(self, prompt: Prompt, frame: TokenFrame, deltas: list[ChoiceDelta]) -> None:
         if self._told is None:
-            return [self._push_part(prompt, frame)]
+            deltas.append(self._push_part(prompt, frame))
+            return
         boundary = self._told.num_tokens[self._first_index[frame.request_id] + frame.choice]
-        parts = split_frame(frame, boundary)
-        # A stop string may end the choice in the first part.
-        return [self._push_part(prompt, part) for part in parts if prompt.choices[frame.choice].finish is None]
+        for part in split_frame(frame, boundary):
+            if prompt.choices[frame.choice].finish is None:  # else: a stop string ended it in the first part
+                deltas.append(self._push_part(prompt, part))
 
     def _push_part(self, prompt: Prompt, frame: TokenFrame) -> ChoiceDelta:
         if prompt.num_cached is None and frame.choice == 0:
@@ -197,6 +196,7 @@ class Generation:
         if choice.finish is not None:
             self._num_open -= 1
             prompt.cursors[frame.choice].is_finished = True
+            self._update_running()
             if frame.finish is None:  # by a stop string: the worker does not know yet
                 self._canceller.stop_choice(prompt.request, frame.choice)
         return ChoiceDelta(
@@ -205,6 +205,13 @@ class Generation:
             frame.index + len(frame.tokens),
             self.usage if self._counts else None,
         )
+
+    def _on_started(self, prompt: Prompt) -> None:
+        prompt.has_started = True
+        self._update_running()
+
+    def _update_running(self) -> None:
+        self._watchdog.is_running = any(prompt.has_started and not prompt.is_complete for prompt in self._prompts)
 
     def _on_ended(self, prompt: Prompt, ended: RequestEnded) -> None:
         prompt.has_ended = True
@@ -219,46 +226,26 @@ class Generation:
         if not prompt.has_gap:
             prompt.has_gap = True
             log.warning("gap in a token stream", request_id=prompt.request.request_id)
-        if self._repair_at is None:
-            self._num_repairs = 0
-            self._repair_at = self._now() + REPAIR_DELAYS_S[0]
+        self._watchdog.on_gap(self._now())
 
-    def _check_health(self) -> None:
-        failure = self._failure or self._mailbox.failure
+    def _check_health(self, now: float) -> None:
+        mailbox = self._mailbox
+        failure = self._failure or mailbox.failure
         if failure is not None:
             raise failure
-        if self._mailbox.has_overflowed:
+        if mailbox.has_overflowed:
             raise ServiceFailure("The client reads too slowly.", code="client_too_slow")
-        if self._mailbox.may_have_missed:
-            self._mailbox.may_have_missed = False
-            self._repair_at = self._now() + random.uniform(0.0, MAX_RECONNECT_DELAY_S)
-            self._num_repairs = 0
-        now = self._now()
-        if now >= self._look_at():
-            self._looked_after = self._last_event_at
-            self._repair_at = now
-        if now >= self._deadline:
-            self._reason = CancelReason.DEADLINE
-            raise ServiceFailure("The request took too long.", code="timeout")
-        if now >= self._stalled_at() and self._repair_at is None:
-            raise ServiceFailure("No token came for too long.", code="stalled")
+        if mailbox.may_have_missed:
+            mailbox.may_have_missed = False
+            self._watchdog.look_in(random.uniform(0.0, MAX_RECONNECT_DELAY_S), now)
+        match self._watchdog.check(now):
+            case "timeout":
+                self._reason = CancelReason.DEADLINE
+                raise ServiceFailure("The request took too long.", code="timeout")
+            case "stalled":
+                raise ServiceFailure("No token came for too long.", code="stalled")
 
-    def _stalled_at(self) -> float:
-        """Waiting in the queue is no stall; only what has started can stall."""
-        if any(prompt.has_started and not prompt.is_complete for prompt in self._prompts):
-            return self._last_event_at + self._limits.stall_timeout_s
-        return float("inf")
-
-    def _look_at(self) -> float:
-        if self._looked_after == self._last_event_at or self._repair_at is not None:
-            return float("inf")
-        return self._stalled_at() - self._limits.stall_timeout_s + LOOK_AFTER_S
-
-    def _next_alarm(self) -> float:
-        repair_at = self._repair_at if self._repair_at is not None else float("inf")
-        return min(self._deadline, self._stalled_at(), self._look_at(), repair_at)
-
-    async def _repair(self) -> list[ChoiceDelta]:
+    async def _look(self) -> list[ChoiceDelta]:
         """Looks for missing tokens in the log."""
         deltas: list[ChoiceDelta] = []
         waiting = [prompt for prompt in self._prompts if not prompt.is_complete]
@@ -267,17 +254,11 @@ class Generation:
                 deltas += await self._repair_from_log(prompt)
             except BusError as error:
                 log.warning("token log not readable", request_id=prompt.request.request_id, error=str(error))
-                self._repair_at = self._now() + REPAIR_DELAYS_S[-1]
+                self._watchdog.on_failed_look(self._now())
                 return deltas
-        self._num_repairs += 1
-        incomplete = [prompt for prompt in waiting if prompt.has_gap and not prompt.is_complete]
-        if not incomplete:
-            self._repair_at = None
-        elif self._num_repairs < len(REPAIR_DELAYS_S):
-            self._repair_at = self._now() + REPAIR_DELAYS_S[self._num_repairs]
-        else:
+        found_all = all(prompt.is_complete or not prompt.has_gap for prompt in waiting)
+        if not self._watchdog.on_look(self._now(), found_all=found_all):
             self._failure = ServiceFailure("Tokens of the answer were lost.", code="tokens_lost")
-            self._repair_at = None
         return deltas
 
     async def _repair_from_log(self, prompt: Prompt) -> list[ChoiceDelta]:
@@ -287,13 +268,13 @@ class Generation:
         for number, cursor in enumerate(prompt.cursors):
             own = [frame for frame in frames if frame.choice == number]
             for frame in cursor.repair(own):
-                deltas += self._push(prompt, frame)
+                self._push(prompt, frame, deltas)
             beyond = any(frame.index > cursor.next_index for frame in own if frame.attempt >= cursor.attempt)
             is_whole = is_whole and (cursor.is_finished or not beyond)
         if deltas or ended is not None:
-            prompt.has_started = True
+            self._on_started(prompt)
         if deltas:
-            self._last_event_at = self._now()
+            self._watchdog.on_event(self._now())
         prompt.has_gap = not is_whole
         if ended is not None and not prompt.is_complete:
             self._on_ended(prompt, ended)

@@ -22,6 +22,7 @@ class Position:
     def __init__(self, request_id: RequestId, num_choices: int) -> None:
         """`request_id` of the call."""
         self._tag = request_id[:TAG_DIGITS]
+        self._parts = ["0"] * num_choices
         self._num_tokens = [0] * num_choices
         self._is_finished = [False] * num_choices
         self.has_usage = False
@@ -33,16 +34,15 @@ class Position:
 
     def advance(self, choice: int, num_tokens: int, *, is_finished: bool) -> None:
         self._num_tokens[choice] = num_tokens
-        self._is_finished[choice] = self._is_finished[choice] or is_finished
+        self._is_finished[choice] = is_finished = self._is_finished[choice] or is_finished
+        self._parts[choice] = f"{num_tokens}f" if is_finished else str(num_tokens)
 
     def covers(self, choice: int, num_tokens: int, *, is_finished: bool) -> bool:
         """Whether an event that leads to this state was told."""
         return num_tokens <= self._num_tokens[choice] and (self._is_finished[choice] or not is_finished)
 
     def to_id(self) -> str:
-        parts = zip(self._num_tokens, self._is_finished, strict=True)
-        told = ".".join(f"{num_tokens}f" if is_finished else str(num_tokens) for num_tokens, is_finished in parts)
-        return f"{self._tag}.{told}{'.u' if self.has_usage else ''}"
+        return f"{self._tag}.{'.'.join(self._parts)}{'.u' if self.has_usage else ''}"
 
 
 def parse_position(event_id: str, request_id: RequestId, num_choices: int) -> Position:
