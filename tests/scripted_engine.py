@@ -70,6 +70,7 @@ class ScriptedEngine:
         model: str = "scripted",
         looks_ahead: bool = False,
         num_stages: int = 1,
+        max_drafts: int = 0,
         checks: bool = True,
         step_s: float = 0.0,
         card: ModelCard = CARD,
@@ -77,7 +78,16 @@ class ScriptedEngine:
         context = min(context, num_blocks * block_size)
         card = replace(card, model=model, context=context)
         self._facts = EngineFacts(
-            card, num_blocks, block_size, context, max_sequences, tokens_per_iteration, "cpu", "float32", num_stages
+            card,
+            num_blocks,
+            block_size,
+            context,
+            max_sequences,
+            tokens_per_iteration,
+            "cpu",
+            "float32",
+            num_stages,
+            max_drafts,
         )
         self._looks_ahead = looks_ahead
         self._step_s = step_s
@@ -123,11 +133,24 @@ class ScriptedEngine:
             sequence = self._sequences[part.sequence_id]
             self._compute(sequence, part)
             if part.samples:
-                sampled.append(sequence.sample())
+                sampled += self._sample(sequence, part)
             if sequence.prompt[0] == SLEEP:
                 duration_s += sequence.prompt[1] / 1000
         self._ready_at = max(self._ready_at, time.monotonic()) + duration_s
         self._outstanding.append((self._ready_at, sampled))
+
+    def _sample(self, sequence: "ScriptedSequence", part: SequenceSlice) -> list[SampledToken]:
+        """Items behind the first wrong draft mean nothing: they say so."""
+        sampled = [sequence.sample()]
+        drafts = list(part.token_ids or ())[part.num_tokens - part.num_drafts :]
+        for draft in drafts:
+            if draft == sequence.tokens[-1] and sampled[-1].error is None:
+                sequence.num_computed += 1
+                sampled.append(sequence.sample())
+            else:
+                break
+        nothing = SampledToken(sequence.admission.sequence_id, -1, error="behind a wrong draft")
+        return sampled + [nothing] * (1 + len(drafts) - len(sampled))
 
     def collect(self) -> list[SampledToken]:
         ready_at, sampled = self._outstanding.popleft()
@@ -135,20 +158,22 @@ class ScriptedEngine:
         return sampled
 
     def _compute(self, sequence: "ScriptedSequence", part: SequenceSlice) -> None:
-        end = part.start + part.num_tokens
+        end = part.start + part.num_tokens - part.num_drafts
+        assert part.num_drafts <= self._facts.max_drafts
         assert part.start == sequence.num_computed, f"{part} after {sequence.num_computed} computed positions"
         assert end <= len(sequence.tokens) and part.samples == (end == len(sequence.tokens)), part
-        assert end <= len(part.block_ids) * self._facts.block_size, f"{part} has no block"
+        assert part.start + part.num_tokens <= len(part.block_ids) * self._facts.block_size, f"{part} has no block"
         if part.token_ids is None:
             assert part.num_tokens == 1 and self._outstanding and self._facts.num_stages == 1, part
         else:
-            assert list(part.token_ids) == sequence.tokens[part.start : end], part
+            assert list(part.token_ids)[: end - part.start] == sequence.tokens[part.start : end], part
         sequence.num_computed = end
         if self._cache is None:
             return
         size = self._facts.block_size
-        for position in range(part.start, end):
-            self._cache[part.block_ids[position // size]][position % size] = sequence.tokens[position]
+        written = part.token_ids if part.token_ids is not None else sequence.tokens[part.start : end]
+        for position, token in enumerate(written, part.start):
+            self._cache[part.block_ids[position // size]][position % size] = token
         read = [self._cache[part.block_ids[position // size]][position % size] for position in range(end)]
         assert read == sequence.tokens[:end], f"sequence {part.sequence_id} reads {read}, not {sequence.tokens[:end]}"
 

@@ -250,7 +250,7 @@ def test_a_wrong_number_of_results_is_fatal() -> None:
 
     loop = IterationLoop(ShortEngine())
     loop.admit(admission(1, PROMPT, [0]))
-    with pytest.raises(IndexError):
+    with pytest.raises(RuntimeError, match="too few"):
         loop.step()
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headrace_shared.messages import BlockId, Extension, FinishReason, SequenceId
 from headrace_worker.loop import IterationLoop
-from tests.scripted_engine import ScriptedEngine, expected_output
+from tests.scripted_engine import ECHO, ScriptedEngine, expected_output
 from tests.worker.loop_builders import Collected, admission, run_until_idle
 
 BLOCK_SIZE = 4
@@ -14,8 +14,8 @@ CONTEXT = 40
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), looks_ahead=st.booleans(), num_stages=st.integers(1, 4))
-def test_random_histories(data: st.DataObject, looks_ahead: bool, num_stages: int) -> None:
+@given(data=st.data(), looks_ahead=st.booleans(), num_stages=st.integers(1, 4), max_drafts=st.sampled_from([0, 1, 4]))
+def test_random_histories(data: st.DataObject, looks_ahead: bool, num_stages: int, max_drafts: int) -> None:
     engine = ScriptedEngine(
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
@@ -24,6 +24,7 @@ def test_random_histories(data: st.DataObject, looks_ahead: bool, num_stages: in
         tokens_per_iteration=data.draw(st.integers(5, 24)),
         looks_ahead=looks_ahead,
         num_stages=num_stages,
+        max_drafts=max_drafts,
     )
     loop = IterationLoop(engine)
     world = _World(loop)
@@ -56,7 +57,10 @@ class _World:
 
     def admit(self, data: st.DataObject) -> None:
         number, self.next_id = self.next_id, self.next_id + 1
-        prompt = data.draw(st.lists(st.integers(0, 3000), min_size=1, max_size=CONTEXT - 1))
+        numbers = st.integers(0, data.draw(st.sampled_from([3, 3000])))
+        prompt = data.draw(st.lists(numbers, min_size=1, max_size=CONTEXT - 1))
+        if len(prompt) > 1 and data.draw(st.booleans()):
+            prompt[0] = ECHO  # what follows can be guessed
         max_tokens = data.draw(st.integers(1, 30))
         whole = expected_output(prompt, number, 0, max_tokens)[: CONTEXT - len(prompt)]
         done = data.draw(st.integers(0, len(whole) - 1))

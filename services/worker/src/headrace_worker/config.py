@@ -35,6 +35,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """Of a GPU's memory, for weights, cache and all else of this process."""
     quantization: str = "none"
     """Of the weights, on a CPU: none, int8 or int4."""
+    speculative_tokens: int = 0
+    """Most tokens that are guessed ahead for a sequence in an iteration; 0: none."""
     place: RankPlace = RankPlace()
     """Which rank of the engine this process is."""
 

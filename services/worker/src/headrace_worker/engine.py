@@ -32,6 +32,8 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     files = find_model(config.model, lambda done, total: report("downloading", done, total))
     checkpoint = open_checkpoint(files.path)
     report("finding the model", 1, 1)
+    if config.speculative_tokens and device.type == "cuda":
+        raise ConfigError("speculative_tokens", "drafts are verified on CPUs only")
     if device.type == "cuda":
         return load_on_gpu(checkpoint, config.served_name or files.name, config, device, dtype, report)
     longest = min(checkpoint.config.context, config.context or checkpoint.config.context)
@@ -63,6 +65,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
         tokens_per_iteration=config.tokens_per_iteration,
         device=device,
         dtype=dtype,
+        max_drafts=config.speculative_tokens,
     )
 
 

@@ -57,6 +57,7 @@ class Loaded(Struct, frozen=True, tag=True, kw_only=True):
     device: str
     dtype: str
     num_stages: int
+    max_drafts: int
 
 
 class Refused(Struct, frozen=True, tag=True, kw_only=True):

@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
     slots: Tensor
     """[tokens, 2 * num_kv_heads]: rows of head_dim in a cache layer."""
     sampled_rows: Tensor
-    """[sampled slices], in slice order: where their last tokens are."""
+    """[sampled rows], in slice order: where a slice's last known token is, and then its drafts."""
     fresh_blocks: Tensor
     """Blocks that this iteration begins to fill but does not complete."""
     groups: list[Group]
@@ -85,7 +85,10 @@ def build_inputs(
 
     last_rows = np.empty(len(slices), dtype=np.int64)
     last_rows[order] = row_starts + lengths[order] - 1
-    samples = np.fromiter((piece.samples for piece in slices), np.bool_, len(slices))
+    num_sampled = np.fromiter((piece.samples * (1 + piece.num_drafts) for piece in slices), np.int64, len(slices))
+    sampled_rows = np.repeat(last_rows + 1, num_sampled) - np.concatenate(
+        [np.arange(count, 0, -1) for count in num_sampled.tolist()]
+    )
     fresh = (ends % block_size != 0) & (ends - ends % block_size >= starts)
     fresh_blocks = table[np.arange(len(slices)), num_blocks - 1][fresh[order]]
     groups = []
@@ -95,7 +98,7 @@ def build_inputs(
         token_ids=_tensor(token_ids, device),
         positions=_tensor(positions, device),
         slots=_tensor(slots, device),
-        sampled_rows=_tensor(last_rows[samples], device),
+        sampled_rows=_tensor(sampled_rows, device),
         fresh_blocks=_tensor(fresh_blocks, device),
         groups=groups,
         ragged=Ragged(

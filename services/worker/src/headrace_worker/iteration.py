@@ -27,6 +27,9 @@ class SequenceSlice(NamedTuple):
     """The block table; covers every position up to the last one computed here."""
     samples: bool
     """The slice reaches the last known token, so the next one is sampled."""
+    num_drafts: int = 0
+    """The last so many of `token_ids` are guesses: what follows the last known token, and then each of them, is
+    sampled."""
 
 
 class SampledToken(NamedTuple):
@@ -62,6 +65,8 @@ class EngineFacts(NamedTuple):
     dtype: str
     num_stages: int = 1
     """Stages of a pipeline: so many iterations may be in flight, each of them decoding other sequences."""
+    max_drafts: int = 0
+    """Most draft tokens in a slice."""
 
 
 class Engine(Protocol):
@@ -91,5 +96,6 @@ class Engine(Protocol):
         ...
 
     def collect(self) -> list[SampledToken]:
-        """Waits for the oldest outstanding iteration: one item for each slice with `samples`, in slice order."""
+        """Waits for the oldest outstanding iteration: for each slice with `samples`, in slice order, one item and one
+        more for each draft. Items behind the first draft that was not sampled mean nothing."""
         ...

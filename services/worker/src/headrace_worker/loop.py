@@ -11,6 +11,10 @@ and the sequence's blocks are confirmed free only when no iteration in flight co
 With an engine that is a pipeline, as many iterations are in flight as it has stages. A sequence whose next token is
 being sampled waits for it, so the iterations in flight decode different sequences, about equally many each; the chunks
 of one prompt may follow each other.
+
+With an engine that verifies drafts, what is left of the budget goes to guesses at the tokens after the next one: those
+that turn out to be what is sampled come for little more than the price of one. Since sampling is a function of logits
+and position, drafts change how many tokens an iteration gives, never which.
 """
 
 import time
@@ -47,6 +51,8 @@ class IterationLoop:
         self._facts = engine.facts
         self._is_pipeline = self._facts.num_stages > 1
         self._depth = self._facts.num_stages if self._is_pipeline else 2 if engine.looks_ahead else 1
+        # A draft is a guess about a token that is known, so none of it may be in flight.
+        self._max_drafts = 0 if self._depth > 1 else self._facts.max_drafts
         self._clock = clock
         self._sequences: dict[SequenceId, LoopSequence] = {}
         """In admission order."""
@@ -155,7 +161,19 @@ class IterationLoop:
                 parts.append((sequence, part))
                 budget -= part.num_tokens
                 places -= 1
-        return parts
+        return self._with_drafts(parts, budget) if self._max_drafts and budget else parts
+
+    def _with_drafts(
+        self, parts: list[tuple[LoopSequence, SequenceSlice]], budget: int
+    ) -> list[tuple[LoopSequence, SequenceSlice]]:
+        """Guesses fill what is left of the budget."""
+        drafted = []
+        for sequence, part in parts:
+            if part.samples and budget:
+                part = sequence.with_drafts(part, self._facts.block_size, min(budget, self._max_drafts))
+                budget -= part.num_drafts
+            drafted.append((sequence, part))
+        return drafted
 
     def _places(self) -> int:
         """Most sequences in the next iteration. Were all in one, only one stage of a pipeline would work at a time."""
@@ -176,13 +194,15 @@ class IterationLoop:
         position = 0
         for sequence, part in iteration.parts:
             sequence.num_in_flight -= 1
-            token: SampledToken | None = None
+            items: list[SampledToken] = []
             if part.samples:
-                token = sampled[position]
-                position += 1
+                items = sampled[position : position + 1 + part.num_drafts]
+                position += 1 + part.num_drafts
+                if len(items) != 1 + part.num_drafts:
+                    raise RuntimeError(f"the engine sampled {len(sampled)} tokens, which is too few")
                 sequence.num_sampling -= 1
             if not sequence.is_over:
-                results.append(self._advance(sequence, part, token))
+                results += self._advance(sequence, part, items)
             if sequence.is_over:
                 self._retire(sequence)
         now = self._clock()
@@ -190,10 +210,23 @@ class IterationLoop:
         self._busy_since = now
         return self._result(results, iteration.num_prefill_tokens, elapsed_s)
 
-    def _advance(self, sequence: LoopSequence, part: SequenceSlice, sampled: SampledToken | None) -> SequenceResult:
-        sequence.num_computed = part.start + part.num_tokens
-        if sampled is None:
-            return SequenceResult(sequence.sequence_id, sequence.num_computed)
+    def _advance(
+        self, sequence: LoopSequence, part: SequenceSlice, sampled: list[SampledToken]
+    ) -> list[SequenceResult]:
+        """One result for each token that is kept: a draft counts if it is what was sampled in its place."""
+        sequence.computed(part.start + part.num_tokens - part.num_drafts)
+        if not sampled:
+            return [SequenceResult(sequence.sequence_id, sequence.num_computed)]
+        results = [self._keep(sequence, sampled[0])]
+        drafts = (part.token_ids or ())[part.num_tokens - part.num_drafts :]
+        for draft, before, item in zip(drafts, sampled, sampled[1:], strict=False):
+            if sequence.is_over or draft != before.token:
+                break
+            sequence.computed(sequence.num_computed + 1)
+            results.append(self._keep(sequence, item))
+        return results
+
+    def _keep(self, sequence: LoopSequence, sampled: SampledToken) -> SequenceResult:
         error = sampled.error
         if error is None and not 0 <= sampled.token < self._facts.card.vocab_size:
             error = "The model gave a token outside its vocabulary."

@@ -1,6 +1,7 @@
 """Changes to single logits: repetition, presence and frequency penalties, and bias."""
 
 from collections.abc import Iterable
+from copy import copy
 
 import numpy as np
 import torch
@@ -33,6 +34,12 @@ class Penalties:
         if not _penalizes(params) and not params.logit_bias:
             return None
         return cls(params, unpack_ids(admission.request.prompt), unpack_ids(admission.output), vocab_size)
+
+    def copy(self) -> "Penalties":
+        """One that counts on its own."""
+        other = copy(self)
+        other._counts = dict(self._counts)
+        return other
 
     def record(self, token: int) -> None:
         if _penalizes(self._params):

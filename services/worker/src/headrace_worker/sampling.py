@@ -6,6 +6,7 @@ where that is enough. The draw is a race (`race.py`): rounding, which does depen
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +56,14 @@ class SamplingState:
     def is_plain(self) -> bool:
         """The arg-max of the bare logits is all that is wanted."""
         return self.is_greedy and self.penalties is None and self.params.num_logprobs is None and self.forbidden is None
+
+    def after(self, tokens: Sequence[int]) -> "SamplingState":
+        """A state of its own, as it would be if these tokens were drawn next."""
+        ahead = copy(self)
+        ahead.penalties = None if self.penalties is None else self.penalties.copy()
+        for token in tokens:
+            ahead.record(token)
+        return ahead
 
     def record(self, token: int) -> None:
         self.num_output += 1

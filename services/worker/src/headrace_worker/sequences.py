@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import Admission, BlockId, FinishReason, SequenceId
+from headrace_worker.drafting import PromptLookup
 from headrace_worker.iteration import EngineFacts, SequenceSlice
 
 
@@ -21,6 +22,7 @@ class LoopSequence:
         "block_ids",
         "error",
         "finish",
+        "lookup",
         "max_output",
         "min_tokens",
         "num_admitted",
@@ -55,6 +57,7 @@ class LoopSequence:
         self.stop_token_ids = frozenset(request.stop.stop_token_ids)
         self.finish: FinishReason | None = None
         self.error: str | None = None
+        self.lookup = PromptLookup()
         self.stopped = False
         """Released by the scheduler."""
         if output:
@@ -78,11 +81,31 @@ class LoopSequence:
         token_ids = None if self.num_sampling else self.tokens[start:end]
         return SequenceSlice(self.sequence_id, start, num_tokens, token_ids, self.block_ids, end == num_expected)
 
+    def with_drafts(self, part: SequenceSlice, block_size: int, most: int) -> SequenceSlice:
+        """The slice, which samples, with at most `most` draft tokens behind it."""
+        end = part.start + part.num_tokens
+        # The last token of all needs no draft behind it.
+        most = min(most, len(self.block_ids) * block_size - end, self.max_output - self.num_output - 1)
+        if most <= 0 or part.token_ids is None:
+            return part
+        drafts = self.lookup.draft(self.tokens, most)
+        return part._replace(
+            num_tokens=part.num_tokens + len(drafts),
+            token_ids=[*part.token_ids, *drafts],
+            num_drafts=len(drafts),
+        )
+
     def submitted(self, part: SequenceSlice) -> None:
-        self.num_submitted = part.start + part.num_tokens
+        self.num_submitted = part.start + part.num_tokens - part.num_drafts
         self.num_in_flight += 1
         if part.samples:
             self.num_sampling += 1
+
+    def computed(self, num_computed: int) -> None:
+        """A finished iteration left valid keys and values at the positions before `num_computed`; with drafts that were
+        right, more than was submitted of the tokens known then."""
+        self.num_computed = num_computed
+        self.num_submitted = max(self.num_submitted, num_computed)
 
     def sampled(self, token: int) -> None:
         """A finished iteration sampled `token`: keeps it and finds out whether it ends the sequence."""

@@ -28,6 +28,7 @@ class TorchEngine:
         device: torch.device,
         dtype: torch.dtype,
         samples: bool = True,
+        max_drafts: int = 0,
     ) -> None:
         """`samples`: `forward` returns logits that are sampled from here; else that is another rank's business."""
         self.cache = cache
@@ -45,6 +46,7 @@ class TorchEngine:
             tokens_per_iteration=tokens_per_iteration,
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
+            max_drafts=max_drafts,
         )
 
     @property
@@ -70,15 +72,39 @@ class TorchEngine:
 
     @torch.inference_mode()
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
-        sampled = [piece.sequence_id for piece in slices if piece.samples and self._samples]
         logits = self.logits(slices)
-        drawn = sample(logits, [self._states[sequence_id] for sequence_id in sampled]) if sampled else []
-        self._finished.append(
-            [
-                SampledToken(sequence_id, item.token, item.logprobs, item.error)
-                for sequence_id, item in zip(sampled, drawn, strict=True)
-            ]
-        )
+        sampling = [piece for piece in slices if piece.samples and self._samples]
+        rows = [(piece.sequence_id, state) for piece in sampling for state in self._states_of(piece)]
+        drawn = sample(logits, [state for _, state in rows]) if rows else []
+        sampled = [
+            SampledToken(sequence_id, item.token, item.logprobs, item.error)
+            for (sequence_id, _), item in zip(rows, drawn, strict=True)
+        ]
+        self._finished.append(sampled)
+        first = 0
+        for piece in sampling:
+            if piece.num_drafts:
+                self._learn(piece, sampled[first : first + 1 + piece.num_drafts])
+            first += 1 + piece.num_drafts
+
+    def _states_of(self, piece: SequenceSlice) -> list[SamplingState]:
+        """One for each row that is sampled. Behind a draft that of a sequence that has got it, for the time being."""
+        state = self._states[piece.sequence_id]
+        if not piece.num_drafts:
+            return [state]
+        drafts = _tokens_of(piece)[-piece.num_drafts :]
+        return [state.after(drafts[:count]) for count in range(len(drafts) + 1)]
+
+    def _learn(self, piece: SequenceSlice, sampled: list[SampledToken]) -> None:
+        """The loop keeps tokens up to the first that is not the draft in its place."""
+        state = self._states[piece.sequence_id]
+        drafts = _tokens_of(piece)[-piece.num_drafts :]
+        for position, item in enumerate(sampled):
+            if item.error is not None:
+                return
+            state.record(item.token)
+            if position < len(drafts) and item.token != drafts[position]:
+                return
 
     def collect(self) -> list[SampledToken]:
         return self._finished.pop(0)
@@ -96,3 +122,8 @@ class TorchEngine:
             device=self._device,
         )
         return self._forward(inputs)
+
+
+def _tokens_of(piece: SequenceSlice) -> Sequence[int]:
+    assert piece.token_ids is not None, piece.sequence_id
+    return piece.token_ids
