@@ -19,7 +19,7 @@ from tests.worker.test_worker_service import grant_of
 
 MODULE = "tests.worker.parallel.scripted_ranks"
 PROMPT = [7, 8, 9]
-HANG_TIMEOUT_S = 4.0
+HANG_TIMEOUT_S = 3.0
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ async def test_ranks_compute_what_is_granted_and_forget_it_on_a_reset(
         assert await tokens_of(group, 30, generation=1) == expected_output(PROMPT, 0, 0, 30)
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize("victim", [0, 3])
 async def test_a_killed_rank_takes_the_group_down_and_is_named(victim: int) -> None:
     async with loaded_group(2, 2) as (group, pids):
         group.send(grant_of(1, PROMPT, max_tokens=1000))

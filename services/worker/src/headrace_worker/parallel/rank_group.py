@@ -94,8 +94,13 @@ class RankGroup:
             self.send_bytes(codec.encode(frame))
 
     def send_bytes(self, data: bytes) -> None:
-        """An encoded frame for the leader. Raises EngineDied."""
-        self._links[0].send_bytes(data)
+        """An encoded frame for the leader. Raises EngineDied if it has stopped reading; that it is gone is for `read`
+        to tell, which knows why."""
+        try:
+            self._links[0].send_bytes(data)
+        except EngineDied as error:
+            if error.exit_code is None and not self._losses:
+                raise
 
     async def read(self) -> FromEngine:
         """The leader's next frame, or a refusal of any rank. Raises RankLost when a rank has died, failed or hangs."""
