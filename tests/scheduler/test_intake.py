@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
+from headrace_scheduler import intake
 from headrace_scheduler.broker_clock import BrokerClock
 from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import WorkerFacts
@@ -141,6 +142,19 @@ async def test_pulls_only_what_there_is_room_for(bench: Bench) -> None:
     assert 0 < len(bench.owned()) < 15
     depth = await bench.bus.queue_depth(requests_consumer(MODEL, Lane.INTERACTIVE))
     assert depth.num_pending == 30 - len(bench.owned())
+
+
+async def test_a_pass_that_makes_room_tells_the_pulls(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "RETRY_S", 60.0)
+    await bench.put(request())
+    bench.run_intake()
+    await asyncio.sleep(0.05)
+    bench.intake.on_pass()
+    await asyncio.sleep(0.05)
+    assert bench.owned() == [], "still no room"
+    bench.core.add_worker(WorkerId("w"), FACTS, (), 0.0)
+    bench.intake.on_pass()
+    await until(bench.owned)
 
 
 async def test_pulls_nothing_without_a_leased_worker(bench: Bench) -> None:

@@ -29,8 +29,8 @@ NUM_PULLERS = 16
 """Concurrent pulls of the interactive lane; each takes one message at a time."""
 PULL_S = 1.0
 """How long a pull waits at the broker: also how long a stop waits for the pulls."""
-POLL_S = 0.02
 RETRY_S = 0.25
+"""Also how soon a pull without room looks again by itself; passes that make room tell at once."""
 MAX_CHOICES = 128
 _WORDS = {CancelReason.DEADLINE: ("timeout", "The request took too long.")}
 """Code and message."""
@@ -80,12 +80,22 @@ class Intake:
         self._interactive = requests_consumer(model, Lane.INTERACTIVE)
         self._batch = requests_consumer(model, Lane.BATCH)
         self._num_pulling = 0
+        self._has_room = asyncio.Event()
+        self._num_without_room = 0
         self._is_stopping = False
         self.num_refused = 0
         """Messages that were unusable, since the start."""
 
     def stop(self) -> None:
         self._is_stopping = True
+        self._has_room.set()
+
+    def on_pass(self) -> None:
+        """A scheduling pass may have made room."""
+        if self._num_without_room and self._core().room() > self._num_pulling:
+            self._has_room.set()
+            if not self._is_stopping:
+                self._has_room = asyncio.Event()  # who waits now is woken; who comes later waits for the next pass
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -148,7 +158,7 @@ class Intake:
                 # Idle pulls of the interactive lane hold no room against the batch lane: it may exceed it by one.
                 num_promised = 0 if spec is self._batch else self._num_pulling
                 if not self._bus.is_connected or not self._may_pull() or self._core().room() <= num_promised:
-                    await asyncio.sleep(POLL_S)
+                    await self._wait_for_room()
                 elif spec is self._batch and not await self._is_interactive_idle():
                     await asyncio.sleep(RETRY_S)
                 else:
@@ -156,6 +166,16 @@ class Intake:
             except BusError as error:
                 log.info("queue not readable", consumer=spec.name, error=str(error))
                 await asyncio.sleep(RETRY_S)
+
+    async def _wait_for_room(self) -> None:
+        self._num_without_room += 1
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await self._has_room.wait()
+        except TimeoutError:
+            return  # the worker or the broker that was missing may be back
+        finally:
+            self._num_without_room -= 1
 
     async def _is_interactive_idle(self) -> bool:
         if self._core().num_waiting:

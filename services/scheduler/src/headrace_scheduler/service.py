@@ -184,6 +184,7 @@ class SchedulerService:
             await self._wake.wait()
             self._wake.clear()
             self._carry_out(self.core.schedule(self._clock()))
+            self._intake.on_pass()
             await asyncio.sleep(PASS_INTERVAL_S)
 
     def _carry_out(self, decisions: Decisions) -> None:
