@@ -39,6 +39,9 @@ class Decoder:
         self._num_heads = len(shard.heads(config))
         self._num_rotated = self._num_heads + len(shard.kv_heads(config))
         self._first_token = shard.vocabulary(config).start
+        # Rounded to the model's type, as when it was trained.
+        dtype = torch.float32 if weights.embedding is None else weights.embedding.dtype
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         layer_ropes = [config.rope_of(layer) for layer in shard.layers(config)]
         ropes = list(dict.fromkeys(layer_ropes))
         self._tables = [rotary_table(rope, config.head_dim, context).to(device) for rope in ropes]
@@ -55,10 +58,7 @@ class Decoder:
             elsewhere = (own < 0) | (own >= embedding.shape[0])
             hidden = F.embedding(own.masked_fill(elsewhere, 0), embedding)
             hidden = self._communicator.all_reduce(hidden.masked_fill(elsewhere.unsqueeze(-1), 0.0))
-        if self.config.embedding_scale == 1.0:
-            return hidden
-        # Rounded to the model's type first, as when it was trained.
-        return hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item()
+        return hidden if self._embedding_scale == 1.0 else hidden * self._embedding_scale
 
     def run(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """This stage's layers: [tokens, hidden_size] -> [tokens, hidden_size], in place. positions: [tokens] int64."""
