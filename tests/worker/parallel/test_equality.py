@@ -55,3 +55,11 @@ def test_greedy_tokens_are_the_same_however_the_model_is_divided(model: dict[str
     for tensor_parallel, pipeline_parallel in DIVISIONS:
         with rank_threads(tmp_path, tensor_parallel, pipeline_parallel) as engine:
             assert greedy(engine) == expected, f"TP {tensor_parallel}, PP {pipeline_parallel}"
+
+
+def test_drafts_are_verified_by_all_ranks(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, seed=3)
+    expected = greedy(load_tiny(tmp_path))
+    for tensor_parallel, pipeline_parallel in ((2, 1), (1, 2)):
+        with rank_threads(tmp_path, tensor_parallel, pipeline_parallel, speculative_tokens=3) as engine:
+            assert greedy(engine) == expected, f"TP {tensor_parallel}, PP {pipeline_parallel}"

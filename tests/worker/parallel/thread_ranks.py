@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ SIZES = EngineConfig(
 
 
 @contextmanager
-def rank_threads(folder: Path, tensor_parallel: int, pipeline_parallel: int) -> Iterator[LeaderEngine]:
+def rank_threads(folder: Path, tensor_parallel: int, pipeline_parallel: int, **changes: Any) -> Iterator[LeaderEngine]:
     """The leader's engine. Afterwards every follower has ended, none with an error."""
     os.environ.update(LOOPBACK_ONLY)
     store = HashStore()
@@ -45,7 +46,7 @@ def rank_threads(folder: Path, tensor_parallel: int, pipeline_parallel: int) -> 
             tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel, command_port=sockets.ports[1]
         )
         places = local_places(common, 0, 1, (sockets.store.fileno(), sockets.command.detach()))
-        configs = [replace(SIZES, model=str(folder), place=place) for place in places]
+        configs = [replace(SIZES, model=str(folder), place=place, **changes) for place in places]
         threads = [
             threading.Thread(target=_follow, args=(config, store, errors), name=f"test-rank-{config.place.rank}")
             for config in configs[1:]

@@ -70,6 +70,14 @@ class Follower:
                 tokens = token_ids[position : position + frame.num_tokens]
                 position += frame.num_tokens
             slices.append(
-                SequenceSlice(frame.sequence_id, frame.start, frame.num_tokens, tokens, block_ids, frame.samples)
+                SequenceSlice(
+                    frame.sequence_id,
+                    frame.start,
+                    frame.num_tokens,
+                    tokens,
+                    block_ids,
+                    frame.samples,
+                    frame.num_drafts,
+                )
             )
         return slices

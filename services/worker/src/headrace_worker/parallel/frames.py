@@ -37,6 +37,7 @@ class SliceFrame(Struct, frozen=True, array_like=True):
     is_known: bool
     """The tokens are in the iteration's `token_ids`; else the iteration in flight samples the only one."""
     samples: bool
+    num_drafts: int
     new_block_ids: list[BlockId]
     """What the block table has grown by since this sequence's last slice."""
 

@@ -75,6 +75,7 @@ class LeaderEngine:
             piece.num_tokens,
             piece.token_ids is not None,
             piece.samples,
+            piece.num_drafts,
             list(piece.block_ids[num_sent:]),
         )
 

@@ -78,6 +78,7 @@ def load_rank(config: EngineConfig, group: TorchGroup, device: torch.device, rep
         device=device,
         dtype=dtype,
         samples=place.is_sampler,
+        max_drafts=config.speculative_tokens,
     )
 
 

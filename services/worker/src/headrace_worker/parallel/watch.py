@@ -57,6 +57,8 @@ class RankWatch:
         state.heard_at = now
         if not beat.is_busy or state.beat is None or beat.num_steps != state.beat.num_steps:
             state.moved_at = now
+        # Two threads of a rank tell: a beat may come after a later one.
+        state.is_serving = state.is_serving or beat.is_serving
         state.beat = beat
 
     def check(self, now: float) -> str | None:
@@ -98,7 +100,4 @@ class _RankState:
         self.moved_at = now
         """When it was last idle or had finished something."""
         self.beat: Beat | None = None
-
-    @property
-    def is_serving(self) -> bool:
-        return self.beat is not None and self.beat.is_serving
+        self.is_serving = False
