@@ -175,11 +175,11 @@ async def leave_early(router: Router, **fields: Any) -> tuple[str, str]:
 
 
 async def test_nobody_comes_back() -> None:
-    async with two_routers(endless, reattach_timeout_s=1.0) as routers:
+    async with two_routers(endless, reattach_timeout_s=0.8) as routers:
         await leave_early(routers.a)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.4)
         assert not routers.a.worker.cancels
-        await until(lambda: bool(routers.a.worker.cancels), 2.0)
+        await until(lambda: bool(routers.a.worker.cancels), 4.0)
         await until(lambda: [event.outcome.value for event in routers.ended()] == ["cancelled"])
 
 
@@ -191,18 +191,18 @@ async def test_a_client_at_another_router_keeps_it_alive_and_then_none_does() ->
         ) as reply:
             events = live_events(reply)
             async with asyncio.timeout(5.0):
-                for _ in range(250):
+                for _ in range(150):
                     await anext(events)
             assert not routers.a.worker.cancels
-        await until(lambda: bool(routers.a.worker.cancels), 3.0)
+        await until(lambda: bool(routers.a.worker.cancels), 8.0)
 
 
 async def test_what_runs_in_the_background_is_left_alone() -> None:
     async def script(worker: ScriptedWorker, request: Request) -> None:
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.2)
         await says("done")(worker, request)
 
-    async with two_routers(script, reattach_timeout_s=0.5) as routers:
+    async with two_routers(script, reattach_timeout_s=0.3) as routers:
         with pytest.raises(httpx.ReadTimeout):
             await routers.a.client.post(TEXT, json=body(TEXT, stream=False, background=True), timeout=0.3)
         assert routers.a.worker.requests[0].audience is Audience.NONE

@@ -150,6 +150,12 @@ class JetStream:
         raise _error_of(answer, stream)
 
     async def holds(self, stream: str, stream_sequence: int) -> bool:
+        """Only the stream's leader surely knows that a message is gone; but its answer would hold one that is there in
+        text form, too long for the largest messages."""
+        ask = json.dumps({"seq": stream_sequence}).encode()
+        subject = f"$JS.API.DIRECT.GET.{stream}"
+        if not (await self._connection.request(subject, ask, timeout_s=self._timeout_s)).status:
+            return True
         answer = await self.api(f"STREAM.MSG.GET.{stream}", {"seq": stream_sequence})
         if answer.get("error", {}).get("err_code") == NO_MESSAGE:
             return False

@@ -26,6 +26,8 @@ PERIOD_S = 1.0
 CHECK_S = 0.5
 PRESENCE_S = 3.0
 """Named by another router within this time: its client is there."""
+FREEZE_S = 2.0
+"""Without a check for so long we were not running, and heard nobody."""
 MAX_NAMED = 8192
 """Requests in one message."""
 MAX_LEFT = 20_000
@@ -57,6 +59,8 @@ class Attachments:
         """When another router named it last."""
         self._left: OrderedDict[RequestId, _Left] = OrderedDict()
         """Oldest first."""
+        self._hearing_since = clock()
+        self._checked_at = clock()
 
     async def start(self) -> None:
         """Raises BusUnavailable."""
@@ -92,14 +96,23 @@ class Attachments:
         told_at = self._clock()
         while True:
             await asyncio.sleep(CHECK_S)
+            self._notice_freeze()
             now = self._clock()
             if now - told_at >= PERIOD_S - CHECK_S / 2:
                 told_at = now
                 self._tell(list(self._here))
                 self._elsewhere = {key: at for key, at in self._elsewhere.items() if now - at <= PRESENCE_S}
             while self._left and next(iter(self._left.values())).give_up_at <= now:
+                if now - self._hearing_since <= PRESENCE_S:
+                    break  # their clients may be elsewhere, and we would not know
                 _, left = self._left.popitem(last=False)
                 self._give_up(left)
+
+    def _notice_freeze(self) -> None:
+        now = self._clock()
+        if now - self._checked_at > FREEZE_S or not self._bus.is_connected:
+            self._hearing_since = now
+        self._checked_at = now
 
     def _give_up(self, left: _Left) -> None:
         request_id = left.queued.request.request_id
