@@ -199,6 +199,16 @@ async def test_the_health_endpoint_bounds_its_connections() -> None:
     await server.close()
 
 
+async def test_closing_the_health_endpoint_cuts_whoever_is_connected() -> None:
+    server = HealthServer(lambda: None, lambda: b"")
+    port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(server.close(), 2)
+    assert await asyncio.wait_for(reader.read(), 2) == b""
+    writer.close()
+
+
 PROGRAM = """
 import asyncio, sys, threading, time
 from headrace_shared.errors import BusUnavailable, ConfigError

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
+from headrace_shared.tasks import end
 from headrace_shared.telemetry import METRICS_CONTENT_TYPE
 
 MAX_CONNECTIONS = 32
@@ -32,25 +33,31 @@ class HealthServer:
         self._not_ready = not_ready
         self._render_metrics = render_metrics
         self._server: asyncio.Server | None = None
-        self._num_connections = 0
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port (useful for port 0). Raises OSError if it is taken."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=_MAX_HEAD_BYTES)
+        self._server = await asyncio.start_server(self._accept, host, port, limit=_MAX_HEAD_BYTES)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     async def close(self) -> None:
-        """Stops listening. Connections in progress end by their own time limit."""
+        """Stops listening, and cuts whoever is connected."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        for task in list(self._connections):
+            await end(task)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._num_connections >= MAX_CONNECTIONS:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
             writer.close()
             return
-        self._num_connections += 1
+        task = asyncio.create_task(self._serve(reader, writer), name="probe")
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -59,7 +66,6 @@ class HealthServer:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a broken or idle client; there is nobody to tell
         finally:
-            self._num_connections -= 1
             writer.close()
 
     def _answer(self, head: bytes) -> bytes:
