@@ -45,10 +45,14 @@ def save_checkpoint(
             else:
                 parameter.normal_(0.0, 0.2)
     model.save_pretrained(folder, max_shard_size=shard_size)
+    save_tokenizer(folder)
+    return model
+
+
+def save_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({f"t{index}": index for index in range(VOCAB_SIZE)}, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return model
 
 
 def load_tiny(folder: Path, **changes: Any) -> TorchEngine:

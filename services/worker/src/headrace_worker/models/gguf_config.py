@@ -10,7 +10,7 @@ from typing import Any
 from headrace_shared.errors import ConfigError
 from headrace_worker.models.config import ModelConfig, Rope, RopeScaling, checked
 from headrace_worker.models.gguf import GgufFile
-from headrace_worker.models.hf_config import yarn_attention
+from headrace_worker.models.hf_rope import yarn_attention
 
 _GEMMA3_LOCAL_THETA = 10_000.0
 _GEMMA3_PATTERN = 6

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace_shared.errors import ConfigError
-from headrace_worker.models.config import Activation, MixtureConfig, ModelConfig, Rope, RopeScaling, checked
+from headrace_worker.models.config import Activation, MixtureConfig, ModelConfig, Rope, checked
+from headrace_worker.models.hf_rope import rope_from_hf
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _UNSUPPORTED = (
@@ -22,6 +23,17 @@ _UNSUPPORTED = (
 """Keys that must be absent, null, false or empty."""
 
 
+_GEMMA3_TEXT: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+}
+"""What files of Gemma models that see images do not say about their text part if it is so."""
+
+
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """From the contents of config.json. Raises ConfigError for what this engine cannot run faithfully."""
     architecture = (list(raw.get("architectures") or []) or ["(none)"])[0]
@@ -29,6 +41,9 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     if family is None:
         raise ConfigError("model", f"architecture {architecture} is not supported (only {', '.join(_FAMILIES)})")
     _check_supported(raw)
+    if isinstance(text := raw.get("text_config"), Mapping):
+        raw = {**_GEMMA3_TEXT, **text}
+        _check_supported(raw)
     try:
         return checked(ModelConfig(**(_common(raw) | family(raw))))
     except (KeyError, TypeError, ValueError) as error:
@@ -48,7 +63,7 @@ def _common(raw: Mapping[str, Any]) -> dict[str, Any]:
     num_heads = int(raw["num_attention_heads"])
     hidden_size = int(raw["hidden_size"])
     head_dim = int(raw.get("head_dim") or hidden_size // num_heads)
-    rope = _rope(raw, raw.get("rope_parameters") or raw.get("rope_scaling"), 10000.0)
+    rope = rope_from_hf(raw, raw.get("rope_parameters") or raw.get("rope_scaling"), 10000.0)
     return {
         "vocab_size": int(raw["vocab_size"]),
         "hidden_size": hidden_size,
@@ -131,11 +146,11 @@ def _gemma3(raw: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = int(raw.get("head_dim") or 256)
     ropes = raw.get("rope_parameters") or {}
     if "full_attention" in ropes:
-        rope = _rope(raw, ropes["full_attention"], 1_000_000.0)
-        local = _rope({}, ropes["sliding_attention"], 10_000.0)
+        rope = rope_from_hf(raw, ropes["full_attention"], 1_000_000.0)
+        local = rope_from_hf({}, ropes["sliding_attention"], 10_000.0)
     else:
         # Older files: the scaling is of the global layers only.
-        rope = _rope(raw, ropes or raw.get("rope_scaling"), 1_000_000.0)
+        rope = rope_from_hf(raw, ropes or raw.get("rope_scaling"), 1_000_000.0)
         local = Rope(theta=float(raw.get("rope_local_base_freq") or 10_000.0))
     return {
         "head_dim": head_dim,
@@ -164,6 +179,8 @@ _FAMILIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "Gemma3ForCausalLM": _gemma3,
+    # The text part alone.
+    "Gemma3ForConditionalGeneration": _gemma3,
 }
 
 
@@ -205,63 +222,3 @@ def _windowed(types: list[Any]) -> tuple[bool, ...]:
         if name not in ("full_attention", "sliding_attention"):
             raise ConfigError("model", f"layer_types: {name!r} is not supported")
     return tuple(name == "sliding_attention" for name in types)
-
-
-def _rope(raw: Mapping[str, Any], parameters: Mapping[str, Any] | None, default_theta: float) -> Rope:
-    """`parameters`: rope_parameters, or rope_scaling of older files, which keep rope_theta outside."""
-    rope = dict(parameters or {})
-    for source in (rope, raw):
-        if source.get("partial_rotary_factor") not in (None, 1, 1.0):
-            raise ConfigError("model", "partial_rotary_factor in config.json is not supported (only 1)")
-    theta = rope.get("rope_theta")
-    if theta is None:
-        theta = raw.get("rope_theta")
-    return Rope(theta=float(default_theta if theta is None else theta), scaling=_scaling(rope, raw))
-
-
-def _scaling(rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(rope["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            kind="llama3",
-            factor=float(rope["factor"]),
-            low_frequency_factor=float(rope["low_freq_factor"]),
-            high_frequency_factor=float(rope["high_freq_factor"]),
-            original_context=int(rope["original_max_position_embeddings"]),
-        )
-    if kind == "yarn":
-        return _yarn(rope, raw)
-    raise ConfigError("model", f"rope_type {kind!r} is not supported (only default, linear, llama3 and yarn)")
-
-
-def _yarn(rope: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling:
-    original = int(rope.get("original_max_position_embeddings") or raw["max_position_embeddings"])
-    given = rope.get("factor")
-    factor = float(raw["max_position_embeddings"]) / original if given is None else float(given)
-    attention_factor = rope.get("attention_factor")
-    if attention_factor is None:
-        mscale, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
-        if mscale and all_dim:
-            attention_factor = yarn_attention(factor, float(mscale)) / yarn_attention(factor, float(all_dim))
-        else:
-            attention_factor = yarn_attention(factor)
-    truncates = rope.get("truncate")
-    return RopeScaling(
-        kind="yarn",
-        factor=factor,
-        original_context=original,
-        beta_fast=float(rope.get("beta_fast") or 32.0),
-        beta_slow=float(rope.get("beta_slow") or 1.0),
-        rounds_range=truncates is None or bool(truncates),
-        attention_factor=float(attention_factor),
-    )
-
-
-def yarn_attention(factor: float, mscale: float = 1.0) -> float:
-    """What queries and keys are multiplied by for a context that was stretched by `factor` (Peng et al., 2023, eq. 22
-    gives the square, for the scores)."""
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -35,7 +35,8 @@ class SafetensorsFolder:
             others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
             hint = f" ({others[0]} is not opened: it may run code)" if others else ""
             raise ConfigError("model", f"{folder} holds no safetensors weights{hint}")
-        self._owners = {name: file for file in files for name in _open(file).keys()}  # noqa: SIM118  (no dictionary)
+        stored = [(name, file) for file in files for name in _open(file).keys()]  # noqa: SIM118  (no dictionary)
+        self._owners = {_text_name(name): (name, file) for name, file in stored}
         self._open_path = files[0]
         self._opened = _open(files[0])
 
@@ -43,24 +44,33 @@ class SafetensorsFolder:
         return name in self._owners
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file_of(name).get_slice(name).get_shape())
+        own_name, file = self._opened_for(name)
+        return tuple(file.get_slice(own_name).get_shape())
 
     def read(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
-        file = self._file_of(name)
+        own_name, file = self._opened_for(name)
         if rows is None and columns is None:
-            whole: torch.Tensor = file.get_tensor(name)
+            whole: torch.Tensor = file.get_tensor(own_name)
             return whole
         row_slice = slice(None) if rows is None else slice(rows.start, rows.stop)
-        stored = file.get_slice(name)
+        stored = file.get_slice(own_name)
         part: torch.Tensor = stored[row_slice] if columns is None else stored[row_slice, columns.start : columns.stop]
         return part
 
-    def _file_of(self, name: str) -> Any:
-        path = self._owners[name]
+    def _opened_for(self, name: str) -> tuple[str, Any]:
+        own_name, path = self._owners[name]
         if path != self._open_path:
             self._opened = _open(path)
             self._open_path = path
-        return self._opened
+        return own_name, self._opened
+
+
+def _text_name(name: str) -> str:
+    """Models that see images keep their text part under a name of its own: an older one or a newer one."""
+    for prefix, replacement in (("language_model.model.", "model."), ("model.language_model.", "model.")):
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    return name.removeprefix("language_model.")
 
 
 def _open(file: Path) -> Any:
