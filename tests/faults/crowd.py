@@ -72,7 +72,7 @@ class Crowd:
         deadline = time.monotonic() + PATIENCE_S
         heard_at = time.monotonic()
         # A pool of connections per router would keep those that a kill has broken.
-        timeout = httpx.Timeout(self._silence_s, connect=2.0)
+        timeout = httpx.Timeout(self._silence_s, connect=10.0)
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http:
             while not call.is_complete and not call.problem:
                 if time.monotonic() > deadline:

@@ -121,7 +121,7 @@ class Fleet:
         if process is None or process.returncode is not None or place in self._frozen:
             return False
         if place in self._ports:
-            async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
+            async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
                 with contextlib.suppress(httpx.HTTPError):
                     return (await http.get(f"http://127.0.0.1:{self._ports[place]}/health")).status_code == 200
             return False

@@ -10,8 +10,9 @@ from tests.faults.jobs import Job
 MODEL = "scripted"
 
 
-def shape(step_s: float = 0.01, **changes: Any) -> Shape:
-    """Two of each. Shorter silences than by default, so that a client notices a frozen router soon."""
+def shape(step_s: float = 0.03, **changes: Any) -> Shape:
+    """Two of each. Shorter silences than by default, so that a client notices a frozen router soon. Few tokens a
+    second: a crowd that cannot keep up with what it reads measures itself."""
     worker = {"step_s": step_s, "num_blocks": 2048, "checks": False, **changes.pop("worker", {})}
     router = {"ping_interval_s": 0.5, **changes.pop("router", {})}
     return Shape(MODEL, engine="tests.scripted_text", worker=worker, router=router, **changes)

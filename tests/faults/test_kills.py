@@ -1,7 +1,10 @@
 """kill -9 of workers, schedulers and routers in turn, under load with the real model: nobody can tell."""
 
 import asyncio
+import itertools
 import random
+import time
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -18,22 +21,28 @@ pytestmark = [pytest.mark.nats, pytest.mark.model, pytest.mark.e2e, pytest.mark.
 
 NUM_CLIENTS = 16
 NUM_KILLS = 24
+WITHIN_S = 60.0
 MAX_TOKENS = 48
+MAX_STALL_S = 15.0
+"""On a machine that the services share with tests and with models that load. benchmarks/faults.py holds it to five."""
 SHAPE = Shape(MODEL, worker={"num_threads": 1, "dtype": "float32", "context": 1024, "num_blocks": 1024})
 
 
-async def kill_in_turn(fleet: Fleet, num_kills: int, seed: int, pause_s: tuple[float, float]) -> list[str]:
-    """Each time whoever is not the last of its kind that works. Returns who was killed."""
+async def kill_in_turn(
+    fleet: Fleet, num_kills: int, seed: int, pause_s: tuple[float, float], within_s: float
+) -> Counter[str]:
+    """Kinds take turns; one of which only one works is passed over. Returns how many of each kind were killed."""
     chance = random.Random(seed)
-    killed: list[str] = []
-    while len(killed) < num_kills:
+    killed: Counter[str] = Counter()
+    kinds = itertools.cycle(KINDS)
+    started_at = time.monotonic()
+    while killed.total() < num_kills and time.monotonic() - started_at < within_s:
         await asyncio.sleep(chance.uniform(*pause_s))
-        kind = KINDS[len(killed) % len(KINDS)]
+        kind = next(kinds)
         ready = [place for place in fleet.places(kind) if await fleet.is_ready(place)]
-        if len(ready) < 2:
-            continue
-        killed.append(chance.choice(ready))
-        await fleet.kill(killed[-1])
+        if len(ready) > 1:
+            await fleet.kill(chance.choice(ready))
+            killed[kind] += 1
     return killed
 
 
@@ -42,14 +51,13 @@ async def test_kills_are_not_noticed(nats_server: NatsServer, tmp_path: Path) ->
         jobs = await uninterrupted(fleet.urls, MAX_TOKENS)
         crowd, stop = Crowd(fleet.urls, seed=9), asyncio.Event()
         busy = asyncio.create_task(keep_busy(crowd, jobs, NUM_CLIENTS, 9, stop))
-        killed = await kill_in_turn(fleet, NUM_KILLS, 9, (0.5, 2.0))
+        killed = await kill_in_turn(fleet, NUM_KILLS, 9, (0.5, 2.0), WITHIN_S)
         stop.set()
         verdict = await busy
-        print(verdict)
-        assert len(killed) == NUM_KILLS and crowd.num_events > 500
+        assert min(killed[kind] for kind in KINDS) >= 2 and verdict.num_calls >= NUM_CLIENTS, (killed, verdict)
         assert (verdict.num_lost, verdict.num_truncated, verdict.num_wrong) == (0, 0, 0), verdict.problems
         assert verdict.num_clean_cuts == 0 and verdict.num_reconnections > 0
-        assert verdict.stall_p99_s < 15.0
+        assert verdict.stall_p99_s < MAX_STALL_S, verdict
         async with Client.connect(nats_server.url, hears_tokens=False) as client:
             await until_empty(client, timeout_s=20.0)
     assert "Traceback" not in fleet.all_logs()
@@ -57,10 +65,10 @@ async def test_kills_are_not_noticed(nats_server: NatsServer, tmp_path: Path) ->
 
 async def test_no_request_is_left_open_while_workers_come_and_go(nats_server: NatsServer, tmp_path: Path) -> None:
     """WK-02: short requests, and one of three workers is killed or told to stop every second or so."""
-    fast = shape(0.004, workers=3, worker={"drain_timeout_s": 1.0})
+    fast = shape(0.02, workers=3, worker={"drain_timeout_s": 1.0})
     async with Fleet.of(nats_server, tmp_path, fast) as fleet:
         crowd, stop = Crowd(fleet.urls, seed=5, resumes=False), asyncio.Event()
-        busy = asyncio.create_task(keep_busy(crowd, echo_jobs((1, 100)), NUM_CLIENTS, 5, stop))
+        busy = asyncio.create_task(keep_busy(crowd, echo_jobs((1, 60)), NUM_CLIENTS, 5, stop))
         chance = random.Random(5)
         for number in range(10):
             await asyncio.sleep(chance.uniform(0.2, 0.8))

@@ -12,15 +12,15 @@ from tests.faults.crowd import Crowd
 from tests.faults.fleet import Fleet
 from tests.faults.jobs import keep_busy
 from tests.faults.script import echo_job, echo_jobs, shape
-from tests.integration.deployment import status_of, until_empty
+from tests.integration.deployment import status_of, until, until_empty
 
 pytestmark = [pytest.mark.nats, pytest.mark.e2e]
 
 DRAIN_S = 4.0
-MARGIN_S = 6.0
+MARGIN_S = 12.0
 """What a process may take beyond its drain time, on a busy machine."""
 SHAPE = shape(
-    worker={"drain_timeout_s": 1.0}, scheduler={"drain_timeout_s": DRAIN_S}, router={"drain_timeout_s": DRAIN_S}
+    0.04, worker={"drain_timeout_s": 1.0}, scheduler={"drain_timeout_s": DRAIN_S}, router={"drain_timeout_s": DRAIN_S}
 )
 
 
@@ -30,7 +30,9 @@ async def health_while_it_drains(fleet: Fleet, place: str) -> list[tuple[int, in
     seen = []
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
         while live := await status_of(http, "/live"):
-            seen.append((await status_of(http, "/health"), live))
+            health = await status_of(http, "/health")
+            if health:  # else it has ended between the two
+                seen.append((health, live))
             await asyncio.sleep(0.02)
     return seen
 
@@ -42,10 +44,10 @@ async def test_a_rolling_restart_costs_nobody_anything(nats_server: NatsServer, 
         plain = Crowd(fleet.urls, seed=1, resumes=False)
         long = Crowd(fleet.urls, seed=2)
         crowds = [
-            asyncio.create_task(keep_busy(plain, echo_jobs((10, 120)), 8, 1, stop)),
-            asyncio.create_task(keep_busy(long, [echo_job("0123456789", 1500)], 4, 2, stop)),
+            asyncio.create_task(keep_busy(plain, echo_jobs((5, 60)), 8, 1, stop)),
+            asyncio.create_task(keep_busy(long, [echo_job("0123456789", 300)], 4, 2, stop)),
         ]
-        await asyncio.sleep(1.0)
+        await until(lambda: min(plain.num_events, long.num_events) > 50, what="answers")
         for place in [place for kind in ("worker", "scheduler", "router") for place in fleet.places(kind)]:
             watch = asyncio.create_task(health_while_it_drains(fleet, place))
             await asyncio.sleep(0.05)
@@ -53,7 +55,7 @@ async def test_a_rolling_restart_costs_nobody_anything(nats_server: NatsServer, 
             assert code == 0 and took_s < DRAIN_S + MARGIN_S, (place, code, took_s)
             seen = await watch
             assert all(live == 200 for _, live in seen), (place, seen)
-            if not place.startswith("scheduler"):  # which has given everything away in a moment
+            if place.startswith("router"):  # the others may have given everything away in a moment
                 assert 503 in [health for health, _ in seen], (place, seen)
             await fleet.until_ready(place)
         stop.set()
