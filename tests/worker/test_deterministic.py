@@ -43,8 +43,9 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tokens_and_logprobs_are_the_same_bits_in_every_batch(checkpoint: Path) -> None:
-    engine = load_tiny(checkpoint, deterministic=True, dtype="bfloat16", num_blocks=200)
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_tokens_and_logprobs_are_the_same_bits_in_every_batch(checkpoint: Path, quantization: str) -> None:
+    engine = load_tiny(checkpoint, deterministic=True, dtype="bfloat16", num_blocks=200, quantization=quantization)
     alone = run(engine, [])
     for others, budget in (([5], 32), ([1, 2, 3, 40, 9], 32), (list(range(1, 17)), 32), ([30], 7)):
         assert run(engine, others, budget) == alone, others

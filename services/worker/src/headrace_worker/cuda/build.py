@@ -7,8 +7,9 @@ import torch
 from headrace_shared.errors import ConfigError
 from headrace_shared.messages import ModelCard
 from headrace_worker.cuda.backend import Backend
-from headrace_worker.cuda.decoder_forward import DecoderForward
+from headrace_worker.cuda.decoder_forward import DecoderForward, DeviceAttention
 from headrace_worker.cuda.engine import CudaEngine
+from headrace_worker.cuda.forward import DeviceForward
 from headrace_worker.cuda.rehearsal import rehearse
 from headrace_worker.cuda.sizing import Sizes, batch_sizes, blocks_that_fit
 from headrace_worker.iteration import Report
@@ -31,11 +32,15 @@ def build_engine(
     dtype: torch.dtype,
     shard: Shard = WHOLE,
     communicator: Communicator | None = None,
+    forward_of: Callable[[Decoder, DeviceAttention], DeviceForward] = DecoderForward,
+    agree: Callable[[int], int] = int,
     report: Report,
 ) -> CudaEngine:
-    """`make_card` is told the context. Raises ConfigError where the model and one sequence do not fit the device."""
+    """`make_card` is told the context. With several ranks, `forward_of` is what a rank does with its part of the model,
+    and `agree` makes one number of blocks of that of each. Raises ConfigError where the model and one sequence do not
+    fit the device."""
     device = backend.device
-    _check_weights(config, dtype, sizes, backend)
+    _check_weights(config, shard, dtype, sizes, backend)
     weights = read_decoder(
         config,
         source,
@@ -67,7 +72,7 @@ def build_engine(
             device=device.torch_device,
         )
         return CudaEngine(
-            DecoderForward(decoder, backend.attention(config, shard, cache, sizes)),
+            forward_of(decoder, backend.attention(config, shard, cache, sizes)),
             cache,
             card,
             sampler=backend.sampler(device, config.vocab_size, sizes.max_sequences),
@@ -76,6 +81,7 @@ def build_engine(
             max_sequences=sizes.max_sequences,
             tokens_per_iteration=sizes.tokens_per_iteration,
             dtype=dtype,
+            samples=shard.is_last,
         )
 
     recorded = batch_sizes(sizes.max_sequences)
@@ -101,14 +107,15 @@ def build_engine(
                 f"{sizes.tokens_per_iteration} tokens ({_mib(memory.own)} in use, {_mib(peak_bytes)} an iteration)",
             )
         report("measuring memory", 1, 1)
+    num_blocks = agree(num_blocks)
     engine = engine_of(num_blocks, min(sizes.context, num_blocks * sizes.block_size))
     rehearse(engine)
     engine.record(recorded, lambda done, total: report("recording batch sizes", done, total))
     return engine
 
 
-def _check_weights(config: ModelConfig, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> None:
-    needed = config.num_parameters * dtype.itemsize
+def _check_weights(config: ModelConfig, shard: Shard, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> None:
+    needed = config.num_parameters * dtype.itemsize // (shard.tp_size * shard.pp_size)
     memory = backend.device.memory()
     allowed = min(memory.free, int(memory.total * sizes.memory_share) - memory.own)
     if needed > allowed:

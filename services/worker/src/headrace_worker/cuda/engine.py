@@ -44,10 +44,13 @@ class CudaEngine:
         max_sequences: int,
         tokens_per_iteration: int,
         dtype: torch.dtype,
+        samples: bool = True,
     ) -> None:
+        """`samples`: `forward` returns logits that are sampled from here; else that is another rank's business."""
         self.cache = cache
         self._forward = forward
         self._sampler = sampler
+        self._samples = samples
         self._device = device
         self._facts = EngineFacts(
             card=card,
@@ -107,7 +110,9 @@ class CudaEngine:
             pad(upload.host, len(slices), size, self._places, self.cache.block_size)
         tail = Tail()
         preparations = self._preparations(tail)
-        sampled = [sequence for sequence, piece in zip(sequences, slices, strict=True) if piece.samples]
+        sampled = [
+            sequence for sequence, piece in zip(sequences, slices, strict=True) if piece.samples and self._samples
+        ]
         draw = self._sampler.plan(sampled, composed.num_output, upload.host, tail) if sampled else None
         extras = upload.send(tail)
         for prepare, numbers in preparations:

@@ -16,6 +16,8 @@ def load_on_gpu(
     checkpoint: Checkpoint, name: str, config: EngineConfig, device: torch.device, dtype: torch.dtype, report: Report
 ) -> CudaEngine:
     """`name`: how the model is called. Raises ConfigError for what cannot be run there."""
+    if config.quantization != "none":
+        raise ConfigError("quantization", f"{config.quantization} weights are for CPUs only")
     try:
         from headrace_worker.cuda.triton_backend import triton_backend  # only where there is Triton
     except ImportError as error:

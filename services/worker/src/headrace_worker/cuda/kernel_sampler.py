@@ -1,0 +1,101 @@
+"""Sampling by kernels. What they must know of a sequence is in a slot of a table on the device from the sequence's
+first moment to its last; the table grows when it has to, so nothing that is recorded may use it."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace_shared.messages import Admission, SequenceId
+from headrace_worker.cuda.device import Device
+from headrace_worker.cuda.frame import Frame
+from headrace_worker.cuda.sampler import Draw, Preparation, Sampled, Wanted, to_host
+from headrace_worker.cuda.sequence import DeviceSequence, device_sequence
+from headrace_worker.cuda.tail import Tail
+from headrace_worker.kernels.sampling import sample
+from headrace_worker.kernels.sampling_table import Need, SamplingTable
+
+
+class _Plan(NamedTuple):
+    sequence_ids: list[SequenceId]
+    slots: int
+    """Number of the rows' slots in the tail."""
+    need: Need
+    wanted: list[Wanted]
+
+
+class KernelSampler:
+    """A `DeviceSampler`."""
+
+    def __init__(self, device: Device, vocab_size: int, max_sequences: int) -> None:
+        """`max_sequences` in one iteration; that many slots and an eighth more are there from the start."""
+        self._device = device
+        with torch.inference_mode():
+            self._table = SamplingTable(max_sequences + max_sequences // 8 + 1, vocab_size, device.torch_device)
+        self._free = list(range(self._table.num_slots))
+        self._needs: dict[SequenceId, Need] = {}
+
+    @torch.inference_mode()
+    def add(self, admission: Admission) -> DeviceSequence:
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self._needs[admission.sequence_id] = self._table.assign(slot, admission)
+        return device_sequence(admission, self._table.vocab_size, slot)
+
+    def remove(self, sequence: DeviceSequence) -> None:
+        assert sequence.slot is not None
+        self._free.append(sequence.slot)
+        del self._needs[sequence.sequence_id]
+
+    def preparations(self, tail: Tail) -> list[Preparation]:
+        return []
+
+    def plan(
+        self,
+        sequences: Sequence[DeviceSequence],
+        num_output: NDArray[np.int64],
+        frame: Frame[NDArray[Any]],
+        tail: Tail,
+    ) -> Draw:
+        slots = tail.put(np.array([sequence.slot for sequence in sequences], dtype=np.int32))
+        need = Need()
+        wanted: list[Wanted] = []
+        for row, sequence in enumerate(sequences):
+            own = self._needs[sequence.sequence_id]
+            if own != need:
+                need |= own
+            if own.num_logprobs is not None:
+                wanted.append(Wanted(row, row, own.num_logprobs))
+        return partial(self._sample, _Plan([one.sequence_id for one in sequences], slots, need, wanted))
+
+    def _sample(
+        self, plan: _Plan, logits: Tensor, frame: Frame[Tensor], extras: Sequence[Tensor], last_tokens: Tensor
+    ) -> Sampled:
+        drawn = sample(logits, extras[plan.slots], self._table, plan.need)
+        last_tokens.index_copy_(0, frame.sampled_places[: logits.shape[0]], drawn.tokens)
+        own, top_ids, top_values = (
+            None if values is None else to_host(self._device, values)
+            for values in (drawn.logprobs, drawn.top_ids, drawn.top_logprobs)
+        )
+        return Sampled(
+            plan.sequence_ids,
+            to_host(self._device, drawn.tokens),
+            to_host(self._device, drawn.finite),
+            plan.wanted,
+            own,
+            top_ids,
+            top_values,
+            self._device.mark(),
+        )
+
+    def _grow(self) -> None:
+        old = self._table
+        self._table = SamplingTable(2 * old.num_slots, old.vocab_size, old.device)
+        for name in ("integers", "floats", "counts", "stop_ids", "bias_ids", "biases"):
+            getattr(self._table, name)[: old.num_slots] = getattr(old, name)
+        self._free = list(range(old.num_slots, self._table.num_slots))

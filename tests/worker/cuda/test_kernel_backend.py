@@ -1,0 +1,72 @@
+"""The engine on the kernels, interpreted: the same tokens as the synchronous engine, alone and together."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace_shared.messages import SamplingParams, TokenLogprobs
+from headrace_worker.cuda.build import build_engine
+from headrace_worker.cuda.device import HostDevice
+from headrace_worker.cuda.engine import CudaEngine
+from headrace_worker.cuda.sizing import Sizes
+from headrace_worker.cuda.triton_backend import triton_backend
+from headrace_worker.models.checkpoint import open_checkpoint
+from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
+from tests.worker.engine_driver import EngineDriver, generate, poison_free_blocks
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+NUM_NEW = 3
+PROMPTS = ([(11 * place + 5) % VOCAB_SIZE for place in range(10)], [8])
+
+
+def build(folder: Path, *, deterministic: bool = False, dtype: torch.dtype = torch.float32) -> CudaEngine:
+    checkpoint = open_checkpoint(folder)
+    return build_engine(
+        checkpoint.config,
+        checkpoint.source,
+        triton_backend(HostDevice(), deterministic=deterministic),
+        Sizes(context=64, block_size=16, num_blocks=24, max_sequences=4, tokens_per_iteration=24, memory_share=0.9),
+        lambda context: checkpoint.make_card("tiny", context),
+        dtype=dtype,
+        report=lambda what, done, total: None,
+    )
+
+
+@pytest.mark.parametrize(("family", "changes"), [("Llama", {"attention_bias": True}), ("Qwen3", {"sliding_window": 6})])
+def test_tokens_equal_those_of_the_synchronous_engine(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    save_checkpoint(tmp_path, family=family, **(SIZES | changes))
+    reference = load_tiny(tmp_path)
+    expected = [generate(reference, prompt, NUM_NEW) for prompt in PROMPTS]
+    driver = EngineDriver(build(tmp_path), seed=4)
+    poison_free_blocks(driver)
+    running = [driver.add(prompt) for prompt in PROMPTS]
+    driver.run_until(lambda one: len(one.output) >= NUM_NEW)
+    assert [one.output[:NUM_NEW] for one in running] == expected
+
+
+def test_deterministic_mode_gives_the_same_bits_in_every_batch(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **SIZES)
+    engine = build(tmp_path, deterministic=True, dtype=torch.float16)
+    sampling = SamplingParams(seed=3, temperature=1.0, num_logprobs=1)
+
+    def run(others: list[list[int]]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        driver = EngineDriver(engine, seed=len(others))
+        for prompt in others:
+            driver.add(prompt)
+        running = driver.add(PROMPTS[0], sampling)
+        while len(running.output) < 2:
+            driver.step()
+        for one in list(driver.running):
+            driver.finish(one)
+        return running.output[:2], running.logprobs[:2]
+
+    assert run([[5] * 3]) == run([])
