@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headrace_worker.kernels.attention_decode import DecodeWork, attend
 from headrace_worker.kernels.attention_plan import plan_decode
-from headrace_worker.kernels.attention_tiles import Tile
+from headrace_worker.kernels.attention_tiles import Tile, decode_tile
 from tests.worker.kernels.attention_batch import FP8, Batch, Shape, make_batch
 
 LENGTHS = [1, 16, 15, 33, 300, 5]
@@ -42,6 +42,7 @@ def run(
         work.pieces,
         work.first_pieces,
         num_wanted=num_wanted,
+        max_rows=8,
         window=window,
         fixed_split=fixed_split,
     )
@@ -99,6 +100,14 @@ def test_scores_are_capped(device: torch.device) -> None:
 def test_keys_and_values_may_have_8_bits(shape: Shape, device: torch.device) -> None:
     batch = decoding(shape, LENGTHS, device, FP8)
     check(batch, run(batch))
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_tiles_of_a_gpu_compute_the_same(capability: int, device: torch.device) -> None:
+    batch = decoding(Shape(4, 1, 128), [300, 70, 3], device)
+    check(batch, run(batch, tile=decode_tile(128, 4, False, capability)))
+    batch = decoding(Shape(3, 1, 256), [65], device, FP8)
+    check(batch, run(batch, tile=decode_tile(256, 3, True, capability)))
 
 
 def test_few_programs_do_all_pieces(device: torch.device) -> None:

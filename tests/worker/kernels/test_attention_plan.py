@@ -19,7 +19,9 @@ def decode_pieces(
     pieces = torch.full((room, 4), -7, dtype=torch.int32, device=device)
     first_pieces = torch.full((len(lengths) + 1,), -7, dtype=torch.int32, device=device)
     context_lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
-    plan_decode(context_lengths, pieces, first_pieces, num_wanted=num_wanted, window=window, fixed_split=fixed_split)
+    plan_decode(
+        context_lengths, pieces, first_pieces, num_wanted=num_wanted, max_rows=9, window=window, fixed_split=fixed_split
+    )
     firsts = first_pieces.tolist()
     assert firsts[0] == 0
     rows = []
@@ -77,18 +79,22 @@ def test_there_must_be_room(device: torch.device) -> None:
             decode_pieces([1] * 5, device, **arguments)
     with pytest.raises(ValueError):
         decode_pieces([1], device, num_wanted=1, fixed_split=0)
+    with pytest.raises(ValueError):
+        decode_pieces([1] * 10, device, num_wanted=1)
 
 
 def test_prompts_are_cut_into_tiles_of_queries(device: torch.device) -> None:
     counts = [1, 1, 9, 4, 3]
     starts = torch.tensor([0, *counts], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
     pieces = torch.full((12, 2), -7, dtype=torch.int32, device=device)
-    plan_prefill(starts, pieces, first_sequence=2, queries_per_piece=4)
+    plan_prefill(starts, pieces, first_sequence=2, queries_per_piece=4, max_sequences=8)
     assert pieces[0, 0] == 5
     # Those with the longest context come first.
     assert pieces[1:6].tolist() == [[2, 8], [2, 4], [2, 0], [3, 0], [4, 0]]
     assert (pieces[6:] == -7).all()
     with pytest.raises(ValueError):
-        plan_prefill(starts, pieces, first_sequence=5, queries_per_piece=4)
+        plan_prefill(starts, pieces, first_sequence=5, queries_per_piece=4, max_sequences=8)
     with pytest.raises(ValueError):
-        plan_prefill(starts, pieces, first_sequence=0, queries_per_piece=0)
+        plan_prefill(starts, pieces, first_sequence=0, queries_per_piece=0, max_sequences=8)
+    with pytest.raises(ValueError):
+        plan_prefill(starts, pieces, first_sequence=0, queries_per_piece=4, max_sequences=4)

@@ -8,19 +8,29 @@ from torch import Tensor
 
 from headrace_worker.kernels.attention_plan import plan_prefill
 from headrace_worker.kernels.attention_prefill import attend, queries_per_piece
+from headrace_worker.kernels.attention_tiles import Tile, prefill_tile
 from tests.worker.kernels.attention_batch import FP8, Batch, Shape, make_batch
 
 MIXED = [(5, 5), (40, 7), (33, 33), (50, 1)]
 """Whole prompts, later chunks, a single query."""
 
 
-def run(batch: Batch, *, window: int | None = None, softcap: float | None = None, first_sequence: int = 0) -> Tensor:
+def run(
+    batch: Batch,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    first_sequence: int = 0,
+    tile: Tile | None = None,
+) -> Tensor:
     num_tokens, num_heads, head_dim = batch.queries.shape
     num_sequences = batch.context_lengths.shape[0]
-    per_piece = queries_per_piece(num_heads, batch.pages.shape[2], head_dim, batch.pages)
+    per_piece = queries_per_piece(num_heads, batch.pages.shape[2], head_dim, batch.pages, tile)
     most = num_tokens // per_piece + num_sequences
     pieces = torch.empty((1 + most, 2), dtype=torch.int32, device=batch.queries.device)
-    plan_prefill(batch.query_starts, pieces, first_sequence=first_sequence, queries_per_piece=per_piece)
+    plan_prefill(
+        batch.query_starts, pieces, first_sequence=first_sequence, queries_per_piece=per_piece, max_sequences=8
+    )
     output = torch.full(batch.queries.shape, torch.nan, dtype=batch.queries.dtype, device=batch.queries.device)
     attend(
         batch.queries,
@@ -35,6 +45,7 @@ def run(batch: Batch, *, window: int | None = None, softcap: float | None = None
         window=window,
         softcap=softcap,
         kv_scales=batch.kv_scales,
+        tile=tile,
     )
     return output
 
@@ -43,10 +54,10 @@ def scale_of(batch: Batch) -> float:
     return 1.0 / math.sqrt(batch.queries.shape[2])
 
 
-def check(batch: Batch, *, window: int | None = None, softcap: float | None = None, tolerance: float = 3e-3) -> None:
-    result = run(batch, window=window, softcap=softcap).double()
+def check(batch: Batch, *, window: int | None = None, softcap: float | None = None, tile: Tile | None = None) -> None:
+    result = run(batch, window=window, softcap=softcap, tile=tile).double()
     expected = batch.expected(scale=scale_of(batch), window=window, softcap=softcap)
-    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(result, expected, rtol=3e-3, atol=3e-3)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +85,15 @@ def test_keys_and_values_may_have_8_bits(shape: Shape, device: torch.device) -> 
     batch = make_batch(shape, MIXED, device, kv_dtype=FP8)
     check(batch)
     check(batch, window=11)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_tiles_of_a_gpu_compute_the_same(capability: int, device: torch.device) -> None:
+    batch = make_batch(Shape(4, 1, 128), [(330, 40), (90, 3)], device)
+    check(batch, tile=prefill_tile(128, False, capability))
+    check(batch, window=140, tile=prefill_tile(128, False, capability))
+    batch = make_batch(Shape(3, 1, 256), [(80, 30)], device, kv_dtype=FP8)
+    check(batch, tile=prefill_tile(256, True, capability))
 
 
 def test_sequences_before_the_first_are_left_alone(device: torch.device) -> None:

@@ -20,8 +20,8 @@ from headrace_worker.kernels.kv_write import write_kv
 from headrace_worker.kv_cache import KVCache
 
 FP8 = torch.float8_e4m3fn
-ROUNDS = 2
-"""Pieces that a multiprocessor takes one after another: the more, the less is lost to uneven ones at the end."""
+ROUNDS = 4
+"""Pieces that a place on the device takes one after another: the more, the less is lost to the last ones."""
 SHORTEST_FIXED_SPLIT = 512
 MOST_PARTIAL_BYTES = 256 << 20
 """Of intermediate results with fixed splits, whose number depends on the context alone."""
@@ -61,6 +61,7 @@ class TritonAttention:
             kv_scales = torch.ones((num_layers, 2, cache.num_kv_heads), device=at)
         self._kv_scales = [None] * num_layers if kv_scales is None else list(kv_scales.unbind(0))
         self._context = context
+        self._max_sequences = max_sequences
         self._num_wanted = max(1, ROUNDS * _places(at, cache.head_dim, is_fp8) // cache.num_kv_heads)
         row_bytes = num_heads * (cache.head_dim + 2) * torch.float32.itemsize
         self._fixed_split = _fixed_split(max_sequences, context, row_bytes) if batch_invariant else None
@@ -123,6 +124,7 @@ class TritonAttention:
                     works[window].pieces,
                     works[window].first_pieces,
                     num_wanted=self._num_wanted,
+                    max_rows=self._max_sequences,
                     window=window,
                     fixed_split=self._fixed_split,
                 )
@@ -130,7 +132,13 @@ class TritonAttention:
         num_tiles = 0
         if num_chunks:
             num_tiles = (num_tokens - num_decodes) // self._per_piece + num_chunks
-            plan_prefill(query_starts, self._tiles, first_sequence=num_decodes, queries_per_piece=self._per_piece)
+            plan_prefill(
+                query_starts,
+                self._tiles,
+                first_sequence=num_decodes,
+                queries_per_piece=self._per_piece,
+                max_sequences=self._max_sequences,
+            )
         return PlannedAttention(
             self, works, query_starts, context_lengths, block_tables, num_decodes=num_decodes, num_tiles=num_tiles
         )

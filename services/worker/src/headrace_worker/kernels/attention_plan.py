@@ -81,16 +81,18 @@ def plan_decode(
     first_pieces: Tensor,
     *,
     num_wanted: int,
+    max_rows: int,
     window: int | None = None,
     fixed_split: int | None = None,
 ) -> None:
-    """context_lengths int32 [rows]; 0: a row of no sequence.
+    """context_lengths int32 [rows]; 0: a row of no sequence. max_rows: that there can be; one compilation serves them.
 
     pieces int32 [most, 4]: (row, first position, end, pieces of this row), by row and position. first_pieces int32
     [rows + 1]: each row's first piece, then their number. num_wanted: pieces over all rows that make good use of the
     GPU; there will be at most `num_wanted + rows`. fixed_split: positions of each piece instead, whatever the batch.
     """
     num_rows = context_lengths.shape[0]
+    require(0 < num_rows <= max_rows, f"{num_rows} rows are not between 1 and {max_rows}")
     require(num_wanted > 0, f"{num_wanted} pieces cannot be wanted")
     require(window is None or window > 0, f"no window of {window}")
     require(fixed_split is None or fixed_split > 0, f"no split of {fixed_split}")
@@ -105,18 +107,22 @@ def plan_decode(
         fixed_split or 0,
         SHORTEST=SHORTEST_SPLIT,
         UNIT=64,
-        BLOCK=triton.next_power_of_2(num_rows),
+        BLOCK=triton.next_power_of_2(max_rows),
         num_warps=4,
     )
 
 
-def plan_prefill(query_starts: Tensor, pieces: Tensor, *, first_sequence: int, queries_per_piece: int) -> None:
-    """query_starts int32 [sequences + 1]: each one's first row. Cuts those from `first_sequence` on.
+def plan_prefill(
+    query_starts: Tensor, pieces: Tensor, *, first_sequence: int, queries_per_piece: int, max_sequences: int
+) -> None:
+    """query_starts int32 [sequences + 1]: each one's first row. Cuts those from `first_sequence` on. max_sequences:
+    that there can be.
 
     pieces int32 [1 + most, 2]: the number of pieces, then (sequence, first query) of each.
     """
     num_sequences = query_starts.shape[0] - 1
     require(0 <= first_sequence < num_sequences, f"sequence {first_sequence} of {num_sequences}")
+    require(num_sequences <= max_sequences, f"{num_sequences} sequences are more than {max_sequences}")
     require(queries_per_piece > 0, f"no pieces of {queries_per_piece}")
     _plan_prefill[(1,)](
         query_starts,
@@ -124,7 +130,7 @@ def plan_prefill(query_starts: Tensor, pieces: Tensor, *, first_sequence: int, q
         first_sequence,
         num_sequences,
         queries_per_piece,
-        BLOCK=triton.next_power_of_2(num_sequences - first_sequence),
+        BLOCK=triton.next_power_of_2(max_sequences),
         num_warps=4,
     )
 
