@@ -11,7 +11,7 @@ from tests.worker.checkpoints import load_tiny, save_checkpoint
 from tests.worker.families.test_families import prompt_of
 from tests.worker.families.variants import VARIANTS
 from tests.worker.loop_builders import admission, run_until_idle
-from tests.worker.parallel.thread_ranks import rank_threads
+from tests.worker.parallel.thread_ranks import load_on_host_device, rank_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
 
@@ -63,3 +63,14 @@ def test_drafts_are_verified_by_all_ranks(tmp_path: Path) -> None:
     for tensor_parallel, pipeline_parallel in ((2, 1), (1, 2)):
         with rank_threads(tmp_path, tensor_parallel, pipeline_parallel, speculative_tokens=3) as engine:
             assert greedy(engine) == expected, f"TP {tensor_parallel}, PP {pipeline_parallel}"
+
+
+@pytest.mark.parametrize(("tensor_parallel", "pipeline_parallel"), DIVISIONS)
+def test_the_engine_of_a_device_gives_the_same_tokens_on_several_ranks(
+    tmp_path: Path, tensor_parallel: int, pipeline_parallel: int
+) -> None:
+    """With look-ahead, recorded batch sizes and padding."""
+    save_checkpoint(tmp_path, seed=3)
+    expected = greedy(load_tiny(tmp_path))
+    with rank_threads(tmp_path, tensor_parallel, pipeline_parallel, load_on_host_device, max_sequences=6) as engine:
+        assert greedy(engine) == expected

@@ -7,6 +7,10 @@ from headrace_shared.machine import num_cores
 from headrace_shared.messages import ModelCard
 from headrace_worker import engine as whole
 from headrace_worker.config import EngineConfig, with_defaults
+from headrace_worker.cuda.backend import Backend
+from headrace_worker.cuda.build import build_engine
+from headrace_worker.cuda.device import CudaDevice
+from headrace_worker.cuda.sizing import Sizes
 from headrace_worker.forward import TorchForward
 from headrace_worker.iteration import Engine, Report
 from headrace_worker.kv_cache import KVCache
@@ -15,6 +19,7 @@ from headrace_worker.models.checkpoint import Checkpoint, open_checkpoint
 from headrace_worker.models.linear import TorchPacking
 from headrace_worker.models.reading import read_decoder
 from headrace_worker.models.source import find_model
+from headrace_worker.parallel.device_stage import DeviceStage
 from headrace_worker.parallel.place import RankPlace
 from headrace_worker.parallel.sizes import group_kv_bytes_per_token, kv_bytes_per_token, shard_of, weight_bytes
 from headrace_worker.parallel.stage_forward import StageForward
@@ -36,22 +41,72 @@ def load(config: EngineConfig, report: Report) -> Engine:
 
 def load_rank(config: EngineConfig, group: TorchGroup, device: torch.device, report: Report) -> Engine:
     """One rank's part, loaded at the same time as the others'."""
-    _check_settings(config)
-    place, shard = config.place, group.shard
+    _check_settings(config, device)
+    place = config.place
     dtype = whole.find_dtype(config.dtype, device)
     torch.set_num_threads(max(1, (config.num_threads or num_cores()) // place.num_local_ranks))
     checkpoint, name = _open(config, group, report)
     model = checkpoint.config
-    shard.check(model)
+    group.shard.check(model)
     group.check_same("dtype", "number format", str(dtype))
     group.check_same("model", "architecture", str(model))
+    if device.type == "cuda":
+        try:
+            from headrace_worker.cuda.triton_backend import triton_backend  # only where there is Triton
+        except ImportError as error:
+            raise ConfigError("device", f"{device} needs the Python package triton: {error}") from error
+        backend = triton_backend(CudaDevice(device), deterministic=config.deterministic)
+        return load_on_device(config, checkpoint, name, group, backend, dtype, report)
+    return _load_on_cpu(config, checkpoint, name, group, dtype, report)
+
+
+def load_on_device(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    name: str,
+    group: TorchGroup,
+    backend: Backend,
+    dtype: torch.dtype,
+    report: Report,
+) -> Engine:
+    """One rank's part on a device that has kernels of its own."""
+    if config.speculative_tokens:
+        raise ConfigError("speculative_tokens", "drafts are verified on CPUs only")
+    longest = checkpoint.config.context
+    sizes = Sizes(
+        context=min(longest, config.context or longest),
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_sequences=config.max_sequences,
+        tokens_per_iteration=config.tokens_per_iteration,
+        memory_share=config.gpu_memory_share,
+    )
+    return build_engine(
+        checkpoint.config,
+        checkpoint.source,
+        backend,
+        sizes,
+        lambda context: _card(config, checkpoint, name, context, report),
+        dtype=dtype,
+        shard=group.shard,
+        communicator=group,
+        forward_of=lambda decoder, attention: DeviceStage(decoder, attention, group, dtype),
+        agree=lambda num_blocks: group.smallest("blocks", num_blocks),
+        report=report,
+    )
+
+
+def _load_on_cpu(
+    config: EngineConfig, checkpoint: Checkpoint, name: str, group: TorchGroup, dtype: torch.dtype, report: Report
+) -> Engine:
+    device, model, shard = torch.device("cpu"), checkpoint.config, group.shard
     num_blocks = group.smallest("blocks", _num_blocks(config, checkpoint, dtype))
     # Nobody reads weights before everybody has seen how much memory there is.
     group.smallest("fits", int(_check_memory(config, checkpoint, num_blocks, dtype, device)))
     weights = read_decoder(
         model,
         checkpoint.source,
-        TorchPacking(folds_norms=device.type == "cpu"),
+        TorchPacking(folds_norms=True),
         shard=shard,
         dtype=dtype,
         device=device,
@@ -77,15 +132,15 @@ def load_rank(config: EngineConfig, group: TorchGroup, device: torch.device, rep
         tokens_per_iteration=config.tokens_per_iteration,
         device=device,
         dtype=dtype,
-        samples=place.is_sampler,
+        samples=config.place.is_sampler,
         max_drafts=config.speculative_tokens,
     )
 
 
-def _check_settings(config: EngineConfig) -> None:
+def _check_settings(config: EngineConfig, device: torch.device) -> None:
     """Raises ConfigError for what only an engine of one rank can do."""
-    if config.deterministic:
-        raise ConfigError("deterministic", "not with several ranks")
+    if config.deterministic and device.type == "cpu":
+        raise ConfigError("deterministic", "not with several ranks on CPUs")
     if config.quantization != "none":
         raise ConfigError("quantization", "not with several ranks")
 
