@@ -248,6 +248,16 @@ async def test_an_answer_that_is_not_kept_any_more() -> None:
         assert (again.status_code, again.json()["error"]["code"]) == (410, "answer_expired")
 
 
+async def test_a_log_without_its_beginning_is_no_answer() -> None:
+    async with two_routers(endless) as routers:
+        request_id, last = await leave_early(routers.a)
+        stored = routers.a.broker.streams[TOKENS.name].stored
+        await until(lambda: len(stored) > 10)
+        stored.popitem(last=False)
+        reply = await routers.b.client.get(f"/v1/requests/{request_id}", headers={"Last-Event-ID": last})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (410, "answer_expired")
+
+
 async def test_coming_back_before_there_is_a_token() -> None:
     async def script(worker: ScriptedWorker, request: Request) -> None:
         await asyncio.sleep(0.6)

@@ -1,10 +1,4 @@
-"""What a client asks for in headers. Pure.
-
-Headrace-Resumable: true    event ids; the answer goes on for a while without its client
-Idempotency-Key: <key>      the same POST again is the same answer
-Headrace-Timeout: <s>       the answer is of no use later
-Last-Event-ID: <id>         of the last event that was received: continue behind it
-"""
+"""What a client asks for in headers. Pure."""
 
 import hashlib
 import math
@@ -18,6 +12,13 @@ RESUMABLE = "Headrace-Resumable"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 TIMEOUT = "Headrace-Timeout"
 LAST_EVENT_ID = "Last-Event-ID"
+HEADERS = {
+    RESUMABLE: "true: events have ids, and the answer goes on for a while without its client (GET /v1/requests/…).",
+    IDEMPOTENCY_KEY: "The same key with the same body is the same answer, for a day.",
+    TIMEOUT: "Seconds after which the answer is of no use.",
+    LAST_EVENT_ID: "Id of the last event that was received: the answer is continued behind it.",
+}
+"""As clients are told."""
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")

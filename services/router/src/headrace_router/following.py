@@ -1,7 +1,7 @@
 """Finds requests that another router, or an earlier connection here, has queued: their tokens up to now and after."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 
 import structlog
@@ -12,7 +12,7 @@ from headrace_router.submission import read_events
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import InvalidRequest, ProtocolError
-from headrace_shared.messages import LogMessage, RequestEnded
+from headrace_shared.messages import LogMessage, RequestEnded, RequestId, TokenFrame
 from headrace_shared.subjects import requests_consumer, tokens_subject
 
 log = structlog.get_logger(__name__)
@@ -31,12 +31,15 @@ async def follow(
         await _listen(bus, prompt, table, mailbox, sources)
     logged = [entry for prompt in prompts for entry in await read_events(bus, prompt.request)]
     logged.sort(key=lambda entry: entry.position)
+    _check_whole(entry.event for entry in logged)
+    ended = {entry.event.request_id for entry in logged if isinstance(entry.event, RequestEnded)}
+    for prompt in prompts:
+        prompt.has_ended = prompt.request.request_id in ended
     for start in range(0, len(logged), BATCH_EVENTS):
         yield [entry.event for entry in logged[start : start + BATCH_EVENTS]]
         await asyncio.sleep(0)
-    ended = {entry.event.request_id for entry in logged if isinstance(entry.event, RequestEnded)}
     for prompt in prompts:
-        if prompt.is_complete or prompt.request.request_id in ended or prompt.stream_sequence is None:
+        if prompt.is_complete or prompt.has_ended or prompt.stream_sequence is None:
             continue
         stream = requests_consumer(prompt.request.model, prompt.request.lane).stream
         if await bus.holds(stream, prompt.stream_sequence):
@@ -44,8 +47,22 @@ async def follow(
         # It has ended; perhaps only just now.
         late = [entry.event for entry in await read_events(bus, prompt.request)]
         if not any(isinstance(event, RequestEnded) for event in late):
-            raise InvalidRequest("The answer is not kept any more.", code="answer_expired")
+            raise _expired()
         yield late
+
+
+def _check_whole(events: Iterable[LogMessage]) -> None:
+    """A log that has lost its beginning, by age or with its broker, tells nothing: text and ends depend on all."""
+    begun: set[tuple[RequestId, int]] = set()
+    for event in events:
+        if isinstance(event, TokenFrame) and (event.request_id, event.choice) not in begun:
+            if event.index > 0:
+                raise _expired()
+            begun.add((event.request_id, event.choice))
+
+
+def _expired() -> InvalidRequest:
+    return InvalidRequest("The answer is not kept any more.", code="answer_expired")
 
 
 async def _listen(bus: Bus, prompt: Prompt, table: InFlightTable, mailbox: Mailbox, sources: AsyncExitStack) -> None:

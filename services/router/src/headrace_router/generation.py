@@ -197,7 +197,7 @@ class Generation:
             self._num_open -= 1
             prompt.cursors[frame.choice].is_finished = True
             self._update_running()
-            if frame.finish is None:  # by a stop string: the worker does not know yet
+            if frame.finish is None and not prompt.has_ended:  # by a stop string: the worker does not know yet
                 self._canceller.stop_choice(prompt.request, frame.choice)
         return ChoiceDelta(
             self._first_index[frame.request_id] + frame.choice,

@@ -1,6 +1,6 @@
 """Paths to handlers. No logic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from headrace_router.bodies import read_json_body
 from headrace_router.call import Call
+from headrace_router.call_options import HEADERS, LAST_EVENT_ID
 from headrace_router.call_response import CallResponse, ClientLimits
 from headrace_router.calls import Caller
 from headrace_router.http_errors import json_response
@@ -39,15 +40,15 @@ class Parts(NamedTuple):
 def make_router(parts: Parts) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
+    @router.post("/v1/chat/completions", openapi_extra=_takes(ChatBody, HEADERS))
     async def chat_completions() -> Response:
         return CallResponse(parts.caller.chat, parts.limits, parts.metrics)
 
-    @router.post("/v1/completions", openapi_extra=_takes(CompletionBody))
+    @router.post("/v1/completions", openapi_extra=_takes(CompletionBody, HEADERS))
     async def completions() -> Response:
         return CallResponse(parts.caller.completion, parts.limits, parts.metrics)
 
-    @router.get("/v1/requests/{request_id}")
+    @router.get("/v1/requests/{request_id}", openapi_extra=_hears({LAST_EVENT_ID: HEADERS[LAST_EVENT_ID]}))
     async def resume(request_id: str) -> Response:
         """The answer to a call that may be resumed, from behind the header Last-Event-ID."""
 
@@ -126,10 +127,19 @@ def _model_object(card: ModelCard) -> dict[str, object]:
     }
 
 
-def _takes(kind: type) -> dict[str, object]:
-    """The handlers read bodies themselves; this is for the OpenAPI document."""
+def _takes(kind: type, headers: Mapping[str, str] | None = None) -> dict[str, object]:
+    """The handlers read bodies and headers themselves; this is for the OpenAPI document."""
     schema = {"$ref": SCHEMA_REF.format(model=kind.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    body: dict[str, object] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {"requestBody": body, **_hears(headers or {})}
+
+
+def _hears(headers: Mapping[str, str]) -> dict[str, object]:
+    parameters: list[object] = [
+        {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+        for name, text in headers.items()
+    ]
+    return {"parameters": parameters}
 
 
 def _version() -> str:
