@@ -8,6 +8,7 @@ import time
 import httpx
 import pytest
 
+from headrace_shared.messages import Outcome, RequestEnded
 from tests.e2e.api import CHAT, TEXT, body_of
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched
@@ -34,6 +35,9 @@ async def test_the_time_of_a_running_request_is_up(scripted: Launched, stream: b
             assert reply.status_code == 408 and reply.headers["x-should-retry"] == "false"
             assert reply.json()["error"]["code"] == "timeout"
     await wait_for_metric(scripted, "scheduler", "headrace_sequences_running", 0.0, timeout_s=5)
+    async with broker_view(scripted.nats_url()) as broker:
+        ended = [event for _, event in await broker.token_log() if isinstance(event, RequestEnded)]
+    assert ended[-1].outcome is Outcome.EXPIRED
 
 
 async def test_a_request_that_is_late_in_the_queue_never_reaches_a_worker(scripted: Launched) -> None:

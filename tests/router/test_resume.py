@@ -11,7 +11,7 @@ import pytest
 from headrace_router.settings import RouterSettings
 from headrace_shared.codec import decode
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import Audience, FinishReason, LogMessage, Request, RequestEnded, TokenFrame
+from headrace_shared.messages import Audience, CancelReason, FinishReason, LogMessage, Request, RequestEnded, TokenFrame
 from headrace_shared.subjects import TOKENS
 from tests.router.support import END, MODEL, Router, Script, ScriptedWorker, byte_ids, running_router, says, until
 
@@ -210,6 +210,24 @@ async def test_what_runs_in_the_background_is_left_alone() -> None:
         assert not routers.a.worker.cancels
         answer = await routers.b.client.get(f"/v1/requests/{routers.a.worker.requests[0].request_id}")
         assert answer.json()["choices"][0]["text"] == "done"
+
+
+async def test_a_stop_string_ends_what_runs_in_the_background_though_nobody_listens() -> None:
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        await asyncio.sleep(0.6)
+        for index, token in enumerate(byte_ids("one two three " * 100)):
+            worker.frame(request, [token], index)
+            await asyncio.sleep(0.01)
+
+    async with two_routers(script, reattach_timeout_s=0.3) as routers:
+        with pytest.raises(httpx.ReadTimeout):
+            asked = body(TEXT, stream=False, background=True, stop=["two"])
+            await routers.a.client.post(TEXT, json=asked, timeout=0.3)
+        await until(lambda: bool(routers.a.worker.cancels))
+        [cancel] = routers.a.worker.cancels
+        assert (cancel.choice, cancel.reason) == (0, CancelReason.STOP)
+        answer = await routers.b.client.get(f"/v1/requests/{cancel.request_id}")
+        assert answer.json()["choices"][0]["text"] == "one "
 
 
 async def test_cancelling_for_good() -> None:

@@ -1,5 +1,6 @@
 """Carries out plans: queues or finds the requests, answers, counts, and tidies up as the client's leaving asks for."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +21,7 @@ from headrace_router.http_errors import to_request_error
 from headrace_router.inflight import InFlightTable
 from headrace_router.metrics import CallMeter, RouterMetrics
 from headrace_router.responses import Formatter, Identity
+from headrace_router.unattended import Unattended
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, RequestError
 from headrace_shared.messages import Audience, CancelReason, RequestId
@@ -45,6 +47,7 @@ class Runner:
         table: InFlightTable,
         canceller: Canceller,
         attachments: Attachments,
+        unattended: Unattended,
         store: CallStore,
         metrics: RouterMetrics,
         settings: CallSettings,
@@ -53,6 +56,7 @@ class Runner:
         self._table = table
         self._canceller = canceller
         self._attachments = attachments
+        self._unattended = unattended
         self._store = store
         self._metrics = metrics
         self._settings = settings
@@ -94,6 +98,10 @@ class Runner:
             raise
         except StreamFailed as failed:
             meter.outcome = failed.code
+        except asyncio.CancelledError:
+            if is_queued and plan.prompts[0].request.audience is Audience.NONE:
+                self._unattended.watch(plan)
+            raise
         except (StreamCut, EndedWithoutAnswer) as end:
             meter.outcome = "cut" if isinstance(end, StreamCut) else "repeated"
             raise

@@ -24,6 +24,7 @@ from headrace_router.runner import CallSettings, Runner
 from headrace_router.settings import RouterSettings
 from headrace_router.streams import StreamKeeper
 from headrace_router.tokenization import PromptPool
+from headrace_router.unattended import Unattended
 from headrace_router.web_server import WebServer, listen, make_server
 from headrace_shared.bus import Bus
 from headrace_shared.errors import Overloaded
@@ -69,11 +70,13 @@ class RouterService:
         models = Models(time.monotonic)
         metrics = RouterMetrics(service.metrics)
         call_settings = _call_settings(settings)
+        unattended = Unattended(bus, table, canceller, call_settings.limits)
         runner = Runner(
             bus=bus,
             table=table,
             canceller=canceller,
             attachments=attachments,
+            unattended=unattended,
             store=store,
             metrics=metrics,
             settings=call_settings,
@@ -120,6 +123,7 @@ class RouterService:
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+            await unattended.close()
             await canceller.close()
             await table.close()
             pool.close()
