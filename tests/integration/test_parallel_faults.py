@@ -4,11 +4,14 @@ import asyncio
 import json
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from headrace_shared.messages import SamplingParams
 from tests.integration.deployment import (
+    MODEL,
     PROMPT,
     Client,
     Deployment,
@@ -19,6 +22,8 @@ from tests.integration.deployment import (
     until,
     until_empty,
 )
+from tests.worker.checkpoints import load_tiny, save_checkpoint
+from tests.worker.engine_driver import generate
 from tests.worker.parallel.scripted_ranks import RAISE_ON_RANK_1
 
 pytestmark = pytest.mark.nats
@@ -78,6 +83,7 @@ async def assert_gone(deployment: Deployment, worker: str, ranks: dict[int, int]
 
 async def test_a_killed_rank_ends_its_worker_within_two_seconds(deployment: Deployment, client: Client) -> None:
     requests = await running_requests(deployment, client)
+    assert all(client.gauge("worker-1", f"rank_{rank}_memory_bytes") for rank in (0, 1))
     ranks = ranks_of(deployment, "worker-1")
     psutil.Process(ranks[1]).send_signal(signal.SIGKILL)
     await assert_gone(deployment, "worker-1", ranks, END_S)
@@ -171,3 +177,35 @@ async def test_a_machine_that_is_to_stop_lets_the_worker_finish_what_runs(
     del deployment.processes[names[0]]
     assert_complete(running, 60)
     assert running.attempts == {0: {0}}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
+async def test_a_model_on_two_machines_gives_the_tokens_that_it_gives_on_one(
+    deployment: Deployment, client: Client, tmp_path: Path
+) -> None:
+    """Two stages of a tiny random model, each on a machine of its own."""
+    folder = tmp_path / "model"
+    save_checkpoint(folder)
+    prompt = list(range(5, 40))
+    expected = generate(load_tiny(folder), prompt, 16, SamplingParams(seed=3))
+    await deployment.scheduler()
+    for node_rank, name in enumerate(("worker-1", "node-1")):
+        await deployment.worker(
+            name,
+            engine="headrace_worker.engine_process",
+            model=str(folder),
+            served_name=MODEL,
+            device="cpu",
+            dtype="float32",
+            num_blocks=64,
+            block_size=8,
+            num_threads=1,
+            pipeline_parallel=2,
+            num_nodes=2,
+            node_rank=node_rank,
+            group="g",
+        )
+    heard = await client.submit(prompt, max_tokens=16, seed=3)
+    await ended(heard, timeout_s=60.0)
+    assert heard.outputs[0] == expected
+    assert set(ranks_of(deployment, "worker-1", "node-1")) == {0, 1}

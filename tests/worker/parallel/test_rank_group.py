@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from headrace_worker.config import EngineConfig
-from headrace_worker.engine_frames import Iteration, Load, Loaded, Reset
+from headrace_worker.engine_frames import Iteration, Load, Loaded, Refused, Reset
 from headrace_worker.parallel.local_group import start_local_group
 from headrace_worker.parallel.rank_group import RankGroup, RankLost
 from tests.scripted_engine import HANG_AT, expected_output
@@ -106,3 +106,15 @@ async def test_a_rank_that_hangs_is_given_up_and_its_stack_is_in_the_log(capfd: 
         assert "did not get on with an iteration" in reason
         assert seconds < HANG_TIMEOUT_S + 1.0
     assert "in mishap" in capfd.readouterr().err
+
+
+async def test_what_a_rank_refuses_is_passed_on_with_its_setting() -> None:
+    group = await start_local_group(MODULE, 2, 1, HANG_TIMEOUT_S)
+    try:
+        group.send(Load(config=EngineConfig(model="missing")))
+        async with asyncio.timeout(20.0):
+            while not isinstance(frame := await group.read(), Refused):
+                pass
+        assert frame.key == "model"
+    finally:
+        await group.close()

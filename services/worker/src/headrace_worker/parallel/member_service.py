@@ -64,6 +64,7 @@ class MemberService:
         """Raises ConfigError if a rank cannot serve what is configured, RankLost or GroupLost if a rank or the leader
         is lost."""
         self._service.spawn(self._service.report(self._bus, lambda: self._state, lambda: {}, self._model), "telemetry")
+        self._service.set_ready(lambda: None if self._state == "running" else self._state)
         await self._presence.open()
         reason = ""
         try:
