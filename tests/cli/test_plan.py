@@ -67,3 +67,12 @@ def test_each_service_reads_its_own_section(config: str) -> None:
 
 def test_no_autoscaler() -> None:
     assert plan(UpSettings(autoscaler=False)).autoscalers == []
+
+
+def test_ranks_are_the_workers_business_and_count_as_processes() -> None:
+    environ = plan(UpSettings()).workers[0].environ
+    assert "HEADRACE_TENSOR_PARALLEL" not in environ, "the worker's own sources may say"
+    settings = UpSettings(tensor_parallel=2, pipeline_parallel=3)
+    environ = plan(settings).workers[0].environ
+    assert (environ["HEADRACE_TENSOR_PARALLEL"], environ["HEADRACE_PIPELINE_PARALLEL"]) == ("2", "3")
+    assert settings.num_ranks == 6 and UpSettings().num_ranks == 1
