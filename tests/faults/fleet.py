@@ -131,7 +131,7 @@ class Fleet:
     async def num_ready(self, kind: str) -> int:
         return sum([await self.is_ready(place) for place in self.places(kind)])
 
-    async def until_ready(self, *places: str, timeout_s: float = 60.0) -> None:
+    async def until_ready(self, *places: str, timeout_s: float = 120.0) -> None:
         """All places, if none are given."""
         deadline = time.monotonic() + timeout_s
         for place in places or list(self._lives):

@@ -1,4 +1,4 @@
-"""SIGSTOP of a worker, a scheduler and a router in turn, and SIGCONT later: what slept does no harm when it wakes."""
+"""SIGSTOP of a worker, a scheduler and a router, and SIGCONT later: what slept does no harm when it wakes."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,13 @@ async def test_whoever_sleeps_is_not_missed(nats_server: NatsServer, tmp_path: P
         crowd, stop = Crowd(fleet.urls, seed=3, silence_s=SILENCE_S), asyncio.Event()
         busy = asyncio.create_task(keep_busy(crowd, echo_jobs((20, 150)), 8, 3, stop))
         await asyncio.sleep(0.5)
-        await freeze_in_turn(fleet, FROZEN_S, 1.0)
+        sleepers = [fleet.places(kind)[-1] for kind in KINDS]  # one of each, all at once
+        for place in sleepers:
+            fleet.freeze(place)
+        await asyncio.sleep(FROZEN_S)
+        for place in sleepers:
+            fleet.resume(place)
+        await asyncio.sleep(1.0)
         stop.set()
         verdict = await busy
         assert (verdict.num_lost, verdict.num_truncated, verdict.num_wrong) == (0, 0, 0), verdict.problems

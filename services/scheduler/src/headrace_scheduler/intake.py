@@ -27,8 +27,9 @@ from headrace_shared.subjects import ConsumerSpec, requests_consumer
 
 NUM_PULLERS = 16
 """Concurrent pulls of the interactive lane; each takes one message at a time."""
-PULL_S = 1.0
-"""How long a pull waits at the broker: also how long a stop waits for the pulls."""
+PULL_S = 0.5
+"""How long a pull waits at the broker: also how long a stop waits for the pulls, and a request for the pulls of a
+scheduler that has just lost its last worker."""
 RETRY_S = 0.25
 """Also how soon a pull without room looks again by itself; passes that make room tell at once."""
 MAX_CHOICES = 128

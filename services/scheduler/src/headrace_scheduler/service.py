@@ -16,7 +16,7 @@ from headrace_scheduler.decisions import Adoption, Decisions, SchedulerConfig
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.fleet import Fleet
 from headrace_scheduler.flight_log import FlightLog
-from headrace_scheduler.intake import Intake
+from headrace_scheduler.intake import PULL_S, Intake
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
 from headrace_scheduler.peers import Peers
@@ -48,8 +48,9 @@ PASS_INTERVAL_S = 0.001
 SIGN_OF_LIFE_S = ACK_WAIT_S / 3
 OWNERSHIP_S = ACK_WAIT_S * 2 / 3
 """Cut off or frozen for longer, our messages may be offered to others before we can say that we live."""
-STRANDED_S = 0.3
-"""Without any worker for so long, what we hold is left to peers that have some."""
+STRANDED_S = PULL_S
+"""Without any worker for so long, what we hold is left to peers that have some: by then no pull of ours takes it again.
+"""
 STRANDED_CHECK_S = 0.1
 RETRY_S = 0.5
 SETTLE_S = 3.0
