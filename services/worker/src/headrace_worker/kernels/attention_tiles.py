@@ -26,6 +26,9 @@ class Tile(NamedTuple):
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
 
 
+LARGE_AMPERE, HOPPER, LARGE_BLACKWELLS = 80, 90, (100, 103)
+"""Compute capabilities of data centres' GPUs; others have 99 KiB of shared memory and Ampere's matrix instructions."""
+
 _INTERPRETED = Tile(rows=32, positions=16, num_stages=1, num_warps=4)
 """Small, so that small tests cross its borders."""
 
@@ -35,18 +38,19 @@ def decode_tile(head_dim: int, group: int, is_fp8: bool, capability: int) -> Til
     columns = max(16, 1 << (group - 1).bit_length())
     if not capability:
         return _INTERPRETED._replace(rows=columns)
-    few = head_dim > 128 and capability != 90
+    few = head_dim > 128 and capability != HOPPER
     return Tile(columns, 32 if few or columns > 32 else 64, 7 if is_fp8 else 5, 4)
 
 
 def prefill_tile(head_dim: int, is_fp8: bool, capability: int) -> Tile:
     if not capability:
         return _INTERPRETED
+    is_large = capability in (HOPPER, *LARGE_BLACKWELLS)
     if head_dim > 128:
-        return Tile(64, 64, 3, 8) if capability >= 90 else Tile(64, 32, 5, 8)
-    if head_dim <= 64 and not is_fp8 and capability < 100:
+        return Tile(64, 64, 3, 8) if is_large else Tile(64, 32 if capability == LARGE_AMPERE else 16, 5, 8)
+    if head_dim <= 64 and not is_fp8 and capability <= HOPPER:
         return Tile(128, 64, 5, 8, 128)
-    if is_fp8 or capability < 90:
+    if is_fp8 or not is_large:
         return Tile(128, 64, 5, 8)
     return Tile(128, 128, 3, 8)
 
