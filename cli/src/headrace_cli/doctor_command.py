@@ -24,7 +24,7 @@ from headrace_shared.machine import available_memory, num_cores
 from headrace_shared.settings import load_settings
 
 SERVICES = ("router", "scheduler", "worker", "autoscaler")
-KV_CACHE_BYTES = 1 << 30
+KV_CACHE_BYTES = 640 << 20
 COMMAND_TIMEOUT_S = 10.0
 COMPILERS = ("g++", "clang++", "c++")
 """As workers look for one."""

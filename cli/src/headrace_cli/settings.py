@@ -36,7 +36,7 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     """Number format of weights and cache; empty: the worker's default."""
     context: Annotated[int, Meta(ge=0)] = 0
     """Most tokens (prompt and answer) of a sequence; 0: the model's own."""
-    kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 640 << 20
     """Size of each worker's KV cache on a CPU."""
     num_blocks: Annotated[int, Meta(ge=0)] = 0
     """Blocks of each worker's KV cache; 0: from kv-cache-bytes or free memory."""

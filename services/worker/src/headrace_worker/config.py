@@ -20,7 +20,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     block_size: int = 16
     num_blocks: int = 0
     """KV blocks; 0: from `kv_cache_bytes` (CPU) or free memory (GPU)."""
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_bytes: int = 640 << 20
     max_sequences: int = 0
     """0: 64 on a CPU, 256 on a GPU."""
     tokens_per_iteration: int = 0
@@ -34,7 +34,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     gpu_memory_share: float = 0.9
     """Of a GPU's memory, for weights, cache and all else of this process."""
     quantization: str = "none"
-    """Of the weights, on a CPU: none, int8 or int4."""
+    """Of the weights, on a CPU: none, auto (what a quantized file has), int8 or int4."""
     speculative_tokens: int = 0
     """Most tokens that are guessed ahead for a sequence in an iteration; 0: none."""
     place: RankPlace = RankPlace()

@@ -11,7 +11,7 @@ from headrace_worker.forward import load_forward
 from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.memory import available_bytes
-from headrace_worker.models.checkpoint import open_checkpoint
+from headrace_worker.models.checkpoint import Checkpoint, open_checkpoint
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.source import find_model
 from headrace_worker.native.packing import Quantization
@@ -34,6 +34,8 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     report("finding the model", 1, 1)
     if config.speculative_tokens and device.type == "cuda":
         raise ConfigError("speculative_tokens", "drafts are verified on CPUs only")
+    if config.quantization != Quantization.NONE and device.type == "cuda":
+        raise ConfigError("quantization", "weights are quantized on CPUs only")
     if device.type == "cuda":
         return load_on_gpu(checkpoint, config.served_name or files.name, config, device, dtype, report)
     longest = min(checkpoint.config.context, config.context or checkpoint.config.context)
@@ -49,7 +51,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
         device=device,
         report=lambda done, total: report("loading weights", done, total),
         deterministic=config.deterministic,
-        quantization=Quantization(config.quantization),
+        quantization=_quantization(config, checkpoint),
     )
     cache = _make_cache(checkpoint.config, num_blocks, config.block_size, dtype, device)
     context = min(longest, num_blocks * config.block_size)
@@ -95,6 +97,11 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _cpu_computes_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _quantization(config: EngineConfig, checkpoint: Checkpoint) -> Quantization:
+    wanted = Quantization(config.quantization)
+    return Quantization.NONE if wanted is Quantization.AUTO and not checkpoint.is_quantized else wanted
 
 
 def _planned_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

@@ -24,7 +24,7 @@ from headrace_worker.native.errors import NativeUnavailable
 from headrace_worker.native.forward import NativeForward, why_not_native
 from headrace_worker.native.library import Library
 from headrace_worker.native.library import load as load_kernels
-from headrace_worker.native.packing import NativePacking, Quantization
+from headrace_worker.native.packing import Quantization, make_packing
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ def load_forward(
         packing = TorchPacking(folds_norms=device.type == "cpu")
         weights = read_decoder(architecture, source, packing, dtype=dtype, device=device, report=report)
         return lambda cache, context: TorchForward(weights, SingleRank(), cache, context)
-    own_packing = NativePacking(kernels, quantization, architecture.vocab_size)
-    packed = read_decoder(architecture, source, own_packing, dtype=dtype, device=device, report=report)
+    own_packing = make_packing(kernels, quantization, architecture.vocab_size)
+    packed = read_decoder(architecture, source, own_packing, dtype=own_packing.dtype, device=device, report=report)
     return lambda cache, context: NativeForward(packed, cache, context, kernels)
 
 

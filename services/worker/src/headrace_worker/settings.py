@@ -23,7 +23,7 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     """Tokens in a block of the KV cache."""
     num_blocks: Annotated[int, Meta(ge=0)] = 0
     """Blocks of the KV cache; 0: as many as kv-cache-bytes (CPU) or the free memory (GPU) hold."""
-    kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 640 << 20
     """Size of the KV cache on a CPU."""
     max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Most sequences in one iteration; 0: 64 on a CPU, 256 on a GPU."""
@@ -37,8 +37,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     """The same request gives the same tokens whatever else is computed with it; costs some speed on a GPU."""
     gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.9
     """Share of a GPU's memory that the worker may use."""
-    quantization: Literal["none", "int8", "int4"] = "none"
-    """Weights rounded to 8 or 4 bits as they are loaded (CPU with compiled kernels): faster, hardly less exact."""
+    quantization: Literal["none", "auto", "int8", "int4"] = "none"
+    """Weights in 8 or 4 bits, on a CPU with compiled kernels; auto: as many as a quantized GGUF file has."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes (on GPUs: one each) that share the work of every layer."""
     pipeline_parallel: Annotated[int, Meta(ge=1, le=64)] = 1

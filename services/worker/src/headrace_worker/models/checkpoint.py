@@ -19,6 +19,8 @@ class Checkpoint(NamedTuple):
     source: TensorSource
     make_card: Callable[[str, int], ModelCard]
     """(name, context) -> card. Reads the tokenizer."""
+    is_quantized: bool = False
+    """Some tensors have fewer than 16 bits."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -36,4 +38,4 @@ def open_checkpoint(path: Path) -> Checkpoint:
     def from_gguf(name: str, context: int) -> ModelCard:
         return card_from_gguf(file, name=name, vocab_size=gguf.vocab_size, context=context)
 
-    return Checkpoint(gguf, GgufTensors(file, gguf), from_gguf)
+    return Checkpoint(gguf, GgufTensors(file, gguf), from_gguf, file.is_quantized)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from headrace_shared.errors import ConfigError
+from headrace_worker.native.dequantize import dequantize
 
 MAX_ENTRIES = 1 << 20
 """Most metadata entries or tensors that a file may announce."""
@@ -49,6 +50,10 @@ class GgufFile:
         except (struct.error, ValueError, IndexError, KeyError, OverflowError) as error:
             raise ConfigError("model", f"{path} is not a sound GGUF file: {error}") from error
 
+    @property
+    def is_quantized(self) -> bool:
+        return any(gguf.GGML_QUANT_SIZES[info.kind][0] > 1 for info in self.tensors.values())
+
     def tensor(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
         """float32, dequantized, rows first: all of it, or consecutive rows, and columns of a matrix. Of the file, only
         that is read."""
@@ -63,16 +68,27 @@ class GgufFile:
             stored = stored[..., first * type_size : -(-columns.stop // block_size) * type_size]
         if rows is not None and not is_vector:
             stored = stored[rows.start : rows.stop]
-        try:
-            values = gguf.quants.dequantize(_typed(np.ascontiguousarray(stored), info.kind), info.kind)
-        except NotImplementedError as error:
-            raise ConfigError("model", f"quantization {info.kind.name} is not supported") from error
+        values = _values(np.ascontiguousarray(stored), info.kind)
         if columns is not None:
             values = values[..., columns.start - first * block_size : columns.stop - first * block_size]
         if rows is not None and is_vector:
             values = values[rows.start : rows.stop]
         # Unquantized tensors come back as views of the read-only file.
-        return torch.from_numpy(np.array(values, dtype=np.float32, copy=True))
+        is_own = values.flags.owndata and values.flags.c_contiguous and values.dtype == np.float32
+        return torch.from_numpy(values if is_own else np.array(values, dtype=np.float32, copy=True))
+
+
+def _values(rows: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    block_size, type_size = gguf.GGML_QUANT_SIZES[kind]
+    if block_size > 1:
+        compiled = dequantize(rows.reshape(*rows.shape[:-1], -1, type_size), int(kind), block_size)
+        if compiled is not None:
+            return compiled
+    try:
+        plain: np.ndarray[Any, Any] = gguf.quants.dequantize(_typed(rows, kind), kind)
+    except NotImplementedError as error:
+        raise ConfigError("model", f"quantization {kind.name} is not supported") from error
+    return plain
 
 
 def _typed(rows: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:

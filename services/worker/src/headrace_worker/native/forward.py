@@ -49,7 +49,7 @@ class NativeForward:
         self._model = NativeModel(
             _shape(config, cache.block_size),
             [_layer(layer) for layer in weights.layers],
-            weights.embedding.contiguous(),
+            weights.embedding.to(torch.bfloat16).contiguous(),
             weights.head,
             rotary_table(config.rope, config.head_dim, context),
             cache.pages.unbind(0),

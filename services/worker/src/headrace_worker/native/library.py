@@ -20,9 +20,10 @@ _INT = ctypes.c_int
 _SIGNATURES: dict[str, tuple[Sequence[object], object]] = {
     "headrace_initialize": ([_POINTER] * 3, None),
     "headrace_matmul_kind": ([], ctypes.c_char_p),
-    "headrace_pack": ([_POINTER, _SIZE, _SIZE, _POINTER], None),
+    "headrace_pack": ([_POINTER, _SIZE, _SIZE, _POINTER, _INT], None),
     "headrace_block_bytes": ([_INT], _SIZE),
-    "headrace_quantize": ([_POINTER, _SIZE, _SIZE, _INT, _POINTER, _INT], None),
+    "headrace_quantize": ([_POINTER, _SIZE, _SIZE, _INT, _POINTER, _INT], ctypes.c_double),
+    "headrace_dequantize": ([_POINTER, _SIZE, _INT, _POINTER, _INT], _INT),
     "headrace_pack_codes": ([_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT, _POINTER, _INT], None),
     "headrace_linear": ([_POINTER, _SIZE, _SIZE, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _INT], None),
     "headrace_attention": ([_POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _INT], None),
@@ -64,6 +65,11 @@ class Library:
 def load() -> Library:
     """Compiles if need be, and loads once per process. Raises NativeUnavailable."""
     return Library(built_library())
+
+
+def loaded() -> Library | None:
+    """The kernels if this process has them already: for what can do without."""
+    return load() if load.cache_info().currsize else None
 
 
 def _openmp_functions() -> list[ctypes.c_void_p]:

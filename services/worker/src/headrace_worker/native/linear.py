@@ -1,6 +1,7 @@
 """y = x W^T with packed weights: bfloat16, or 8 or 4 bits."""
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +34,11 @@ class PackedWeight:
         self.format = format
         self.library = library
 
+    def moved_to(self, arena: Arena) -> "PackedWeight":
+        data = arena.take(self.data.numel(), torch.uint8)
+        data.copy_(self.data.view(torch.uint8))
+        return PackedWeight(data, (self.num_outputs, self.num_inputs), self.format, self.library)
+
 
 class Codes:
     """A quantized matrix [outputs, inputs]: scale * code (+ minimum)."""
@@ -53,20 +59,30 @@ class Codes:
 
 def pack_weight(weight: Tensor, library: Library | None = None, arena: Arena | None = None) -> PackedWeight:
     """weight [outputs, inputs] bfloat16, as it is. Raises ValueError for what the kernels do not take."""
-    packed = _room_for(weight, WeightFormat.BF16, library, arena)
-    packed.library.functions.headrace_pack(weight.data_ptr(), *weight.shape, packed.data.data_ptr())
+    check_tensor("weight", weight, (None, None), (torch.bfloat16,))
+    packed = _room(weight.shape, WeightFormat.BF16, library, arena)
+    packed.library.functions.headrace_pack(
+        weight.data_ptr(), *weight.shape, packed.data.data_ptr(), torch.get_num_threads()
+    )
     return packed
+
+
+class Quantized(NamedTuple):
+    weight: PackedWeight
+    error: float
+    """Root of the mean square of the errors, as a fraction of the weights' own."""
 
 
 def quantize_weight(
     weight: Tensor, format: WeightFormat, library: Library | None = None, arena: Arena | None = None
-) -> PackedWeight:
-    """weight [outputs, inputs] bfloat16, rounded to 8 or 4 bits. Raises ValueError for what the kernels do not take."""
-    packed = _room_for(weight, format, library, arena)
-    packed.library.functions.headrace_quantize(
+) -> Quantized:
+    """weight [outputs, inputs] float32, rounded to 8 or 4 bits. Raises ValueError for what the kernels do not take."""
+    check_tensor("weight", weight, (None, None), (torch.float32,))
+    packed = _room(weight.shape, format, library, arena)
+    error = packed.library.functions.headrace_quantize(
         weight.data_ptr(), *weight.shape, format, packed.data.data_ptr(), torch.get_num_threads()
     )
-    return packed
+    return Quantized(packed, error)
 
 
 def pack_codes(matrix: Codes, library: Library | None = None, arena: Arena | None = None) -> PackedWeight:
@@ -104,11 +120,6 @@ def packed_linear(rows: Tensor, weight: PackedWeight, bias: Tensor | None = None
         torch.get_num_threads(),
     )
     return output
-
-
-def _room_for(weight: Tensor, format: WeightFormat, library: Library | None, arena: Arena | None) -> PackedWeight:
-    check_tensor("weight", weight, (None, None), (torch.bfloat16,))
-    return _room(weight.shape, format, library, arena)
 
 
 def _room(shape: torch.Size, format: WeightFormat, library: Library | None, arena: Arena | None) -> PackedWeight:

@@ -12,7 +12,7 @@ from headrace_worker.huge_pages import Arena
 from headrace_worker.native.attention import HEAD_DIM_STEP, PagedBatch
 from headrace_worker.native.checks import check_multiple, check_range, check_tensor
 from headrace_worker.native.library import Library, load
-from headrace_worker.native.linear import INPUT_STEP, TILE, PackedWeight, WeightFormat, pack_weight, quantize_weight
+from headrace_worker.native.linear import INPUT_STEP, TILE, PackedWeight, pack_weight
 from headrace_worker.native.structures import AttentionShape, Batch, LayerWeights, Matrix, ModelShape
 
 _BF16 = (torch.bfloat16,)
@@ -40,6 +40,8 @@ class NativeShape(NamedTuple):
 class NativeMatrix(NamedTuple):
     weight: PackedWeight
     bias: Tensor | None
+    step: int = 1
+    """So many tiles in a row stay with one thread."""
 
 
 class NativeLayer(NamedTuple):
@@ -55,34 +57,28 @@ class NativeLayer(NamedTuple):
 
 
 def pack(
-    weight: Tensor,
-    bias: Tensor | None,
-    library: Library | None = None,
-    arena: Arena | None = None,
-    *,
-    format: WeightFormat = WeightFormat.BF16,
+    weight: Tensor, bias: Tensor | None, library: Library | None = None, arena: Arena | None = None
 ) -> NativeMatrix:
     """weight [outputs, inputs], bias [outputs], bfloat16."""
-    if bias is not None:
-        check_tensor("bias", bias, (weight.shape[0],), _BF16)
-    if format == WeightFormat.BF16:
-        return NativeMatrix(pack_weight(weight, library, arena), bias)
-    return NativeMatrix(quantize_weight(weight, format, library, arena), bias)
+    return with_bias(pack_weight(weight, library, arena), bias)
 
 
 def pack_gate_up(
-    weight: Tensor,
-    bias: Tensor | None,
-    library: Library | None = None,
-    arena: Arena | None = None,
-    *,
-    format: WeightFormat = WeightFormat.BF16,
+    weight: Tensor, bias: Tensor | None, library: Library | None = None, arena: Arena | None = None
 ) -> NativeMatrix:
     """weight [2 * size, inputs]: gate above up, whose tiles are packed by turns."""
-    return pack(_by_turns(weight), None if bias is None else _by_turns(bias), library, arena, format=format)
+    return pack(by_turns(weight), None if bias is None else by_turns(bias), library, arena)._replace(step=2)
 
 
-def _by_turns(rows: Tensor) -> Tensor:
+def with_bias(weight: PackedWeight, bias: Tensor | None) -> NativeMatrix:
+    """bias [outputs] bfloat16."""
+    if bias is not None:
+        check_tensor("bias", bias, (weight.num_outputs,), _BF16)
+    return NativeMatrix(weight, bias)
+
+
+def by_turns(rows: Tensor) -> Tensor:
+    """[2 * size, ...] -> the same rows, a tile of the first half and one of the second by turns."""
     return rows.view(2, -1, TILE, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
@@ -202,7 +198,10 @@ def _layer(layer: NativeLayer) -> LayerWeights:
 
 
 def _matrix(matrix: NativeMatrix) -> Matrix:
-    return Matrix(matrix.weight.data.data_ptr(), _address(matrix.bias), matrix.weight.format)
+    weight = matrix.weight
+    return Matrix(
+        weight.data.data_ptr(), _address(matrix.bias), weight.num_outputs, weight.num_inputs, matrix.step, weight.format
+    )
 
 
 def _address(tensor: Tensor | None) -> int | None:

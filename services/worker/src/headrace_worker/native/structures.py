@@ -24,7 +24,14 @@ class Sequences(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = (("weights", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("format", ctypes.c_int32))
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("num_outputs", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int32),
+        ("step", ctypes.c_int32),
+        ("format", ctypes.c_int32),
+    )
 
 
 class LayerWeights(ctypes.Structure):

@@ -17,7 +17,12 @@ constexpr int kAlone = 16;  // every thread normalizes up to this many rows for 
 struct Matrix {
     const std::byte* weights;
     const bf16* bias;
+    std::int64_t num_outputs;
+    std::int32_t num_inputs;
+    std::int32_t step;  // so many tiles in a row stay with one thread
     Format format;
+
+    Range tiles(const Team& team) const { return team.share((num_outputs + kTile - 1) / kTile, step); }
 };
 
 struct LayerWeights {
@@ -48,8 +53,6 @@ struct Batch {
     std::int64_t num_sampled;
     const std::int64_t* sampled_rows;
 };
-
-std::int64_t tiles_of(std::int64_t outputs) { return (outputs + kTile - 1) / kTile; }
 
 class Model {
   public:
@@ -91,21 +94,22 @@ class Model {
         team.wait();
         for (int index = 0; index < shape_.num_layers; ++index) {
             const LayerWeights& layer = layers_[static_cast<std::size_t>(index)];
+            const Matrix& after = index + 1 < shape_.num_layers ? layers_[static_cast<std::size_t>(index) + 1].qkv : head_;
             project(team, batch, layer, pages[index]);
             team.wait();
             attend<bf16>(team, attention, batch.sequences, plan_, queries_.data(), width, pages[index], mixed_.data(),
                          partials_.data(), &counters_[2 * index]);
             team.wait();
-            add_product(team, batch.num_tokens, mixed_.data(), width, layer.output);
+            add_product(team, batch.num_tokens, mixed_.data(), layer.output, layer.gate_up);
             team.wait();
             multiply_gate(team, batch.num_tokens, layer);
             team.wait();
-            add_product(team, batch.num_tokens, gated_.data(), shape_.intermediate_size, layer.down);
+            add_product(team, batch.num_tokens, gated_.data(), layer.down, after);
             team.wait();
         }
         if (batch.num_sampled == 0) return;
         const bf16* rows = normalized(team, batch.num_sampled, batch.sampled_rows, norm_);
-        compute(team, rows, shape_.hidden_size, batch.num_sampled, head_, shape_.vocab_size, 1, [&](const Products& tile) {
+        compute(team, rows, batch.num_sampled, head_, nullptr, [&](const Products& tile) {
             for (int row = 0; row < tile.num_rows; ++row)
                 store_part(logits + (tile.first_row + row) * shape_.vocab_size + tile.column, tile.at(row),
                            shape_.vocab_size - tile.column);
@@ -140,19 +144,26 @@ class Model {
         }
     };
 
-    // Calls finish(Products) for this thread's part of rows x outputs, with `step` (1 or 2) tiles each time.
+    // Calls finish(Products) for this thread's part of rows x outputs, with matrix.step tiles each time. `after`: the matrix
+    // that is multiplied next; null: none.
     template <class Finish>
-    void compute(Team& team, const bf16* x, int num_inputs, std::int64_t num_rows, const Matrix& matrix,
-                 std::int64_t num_outputs, int step, Finish&& finish) {
-        const auto tiles = team.share(tiles_of(num_outputs), step);
-        multiply_tiles(x, num_inputs, static_cast<int>(num_rows), {matrix.weights, matrix.format}, num_inputs, tiles.begin,
-                       tiles.end,
+    void compute(Team& team, const bf16* x, std::int64_t num_rows, const Matrix& matrix, const Matrix* after,
+                 Finish&& finish) {
+        const auto tiles = matrix.tiles(team);
+        Access next{false};
+        if (after) {
+            const auto own = after->tiles(team);
+            next = first_near({after->weights, after->format}, after->num_inputs, own.begin, own.end);
+        }
+        multiply_tiles(x, matrix.num_inputs, static_cast<int>(num_rows), {matrix.weights, matrix.format}, matrix.num_inputs,
+                       tiles.begin, tiles.end, next,
                        [&](int first, int count, std::int64_t tile, int num_tiles, const float* products) {
-                           for (int t = 0; t < num_tiles; t += step) {
+                           for (int t = 0; t < num_tiles; t += matrix.step) {
                                const auto column = (tile + t) * kTile;
                                Products part{first, count, column, products + t * kTile, {}};
-                               for (int s = 0; matrix.bias && s < step; ++s)
-                                   part.bias[s] = load_part(matrix.bias + column + s * kTile, num_outputs - column - s * kTile);
+                               for (int s = 0; matrix.bias && s < matrix.step; ++s)
+                                   part.bias[s] = load_part(matrix.bias + column + s * kTile,
+                                                            matrix.num_outputs - column - s * kTile);
                                finish(part);
                            }
                        });
@@ -164,25 +175,24 @@ class Model {
         const int dim = attention.head_dim;
         const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
         const bf16* rows = normalized(team, batch.num_tokens, nullptr, layer.attention_norm);
-        compute(team, rows, shape_.hidden_size, batch.num_tokens, layer.qkv,
-                static_cast<std::int64_t>(num_heads + 2 * num_kv_heads) * dim, 1, [&](const Products& tile) {
-                    const int head = static_cast<int>(tile.column) / dim, component = static_cast<int>(tile.column) % dim;
-                    for (int i = 0; i < tile.num_rows; ++i) {
-                        const std::int64_t row = tile.first_row + i;
-                        Floats sums = tile.at(i);
-                        if (head < num_heads + num_kv_heads)
-                            sums = rotated(sums, load(rotations_ + batch.positions[row] * dim + component));
-                        bf16* target =
-                            head < num_heads
-                                ? queries_.data() + (row * num_heads + head) * dim
-                                : cached(pages, attention, batch.slots[row * batch.slot_stride], head - num_heads);
-                        store(target + component, sums);
-                    }
-                });
+        compute(team, rows, batch.num_tokens, layer.qkv, &layer.output, [&](const Products& tile) {
+            const int head = static_cast<int>(tile.column) / dim, component = static_cast<int>(tile.column) % dim;
+            for (int i = 0; i < tile.num_rows; ++i) {
+                const std::int64_t row = tile.first_row + i;
+                Floats sums = tile.at(i);
+                if (head < num_heads + num_kv_heads)
+                    sums = rotated(sums, load(rotations_ + batch.positions[row] * dim + component));
+                bf16* target =
+                    head < num_heads
+                        ? queries_.data() + (row * num_heads + head) * dim
+                        : cached(pages, attention, batch.slots[row * batch.slot_stride], head - num_heads);
+                store(target + component, sums);
+            }
+        });
     }
 
-    void add_product(Team& team, std::int64_t num_rows, const bf16* x, int num_inputs, const Matrix& matrix) {
-        compute(team, x, num_inputs, num_rows, matrix, shape_.hidden_size, 1, [&](const Products& tile) {
+    void add_product(Team& team, std::int64_t num_rows, const bf16* x, const Matrix& matrix, const Matrix& after) {
+        compute(team, x, num_rows, matrix, &after, [&](const Products& tile) {
             for (int row = 0; row < tile.num_rows; ++row) {
                 float* target = hidden_row(tile.first_row + row) + tile.column;
                 store(target, load(target) + tile.at(row));
@@ -192,13 +202,12 @@ class Model {
 
     void multiply_gate(Team& team, std::int64_t num_rows, const LayerWeights& layer) {
         const bf16* rows = normalized(team, num_rows, nullptr, layer.mlp_norm);
-        compute(team, rows, shape_.hidden_size, num_rows, layer.gate_up, 2 * static_cast<std::int64_t>(shape_.intermediate_size), 2,
-                [&](const Products& tiles) {
-                    for (int row = 0; row < tiles.num_rows; ++row)
-                        store(gated_.data() + (tiles.first_row + row) * static_cast<std::int64_t>(shape_.intermediate_size) +
-                                  tiles.column / 2,
-                              silu<bf16>(tiles.at(row)) * tiles.at(row, 1));
-                });
+        compute(team, rows, num_rows, layer.gate_up, &layer.down, [&](const Products& tiles) {
+            for (int row = 0; row < tiles.num_rows; ++row)
+                store(gated_.data() + (tiles.first_row + row) * static_cast<std::int64_t>(shape_.intermediate_size) +
+                          tiles.column / 2,
+                      silu<bf16>(tiles.at(row)) * tiles.at(row, 1));
+        });
     }
 
     const ModelShape shape_;

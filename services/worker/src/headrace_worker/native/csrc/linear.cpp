@@ -12,8 +12,13 @@ HEADRACE_EXPORT void headrace_initialize(void* parallel, void* thread_number, vo
 
 HEADRACE_EXPORT const char* headrace_matmul_kind() { return matmul_kind(); }
 
-HEADRACE_EXPORT void headrace_pack(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, bf16* packed) {
-    pack(weights, num_outputs, num_inputs, packed);
+HEADRACE_EXPORT void headrace_pack(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, bf16* packed,
+                                   int num_threads) {
+    auto body = [&](Team& team) {
+        const auto tiles = team.share((num_outputs + kTile - 1) / kTile);
+        pack_tiles(weights, num_outputs, num_inputs, tiles.begin, tiles.end, packed);
+    };
+    run_team(num_threads, body);
 }
 
 // y [num_rows, num_outputs] = x [num_rows, num_inputs] W^T (+ bias). `bias` may be null.
@@ -23,7 +28,7 @@ HEADRACE_EXPORT void headrace_linear(const bf16* x, std::int64_t num_rows, std::
     auto body = [&](Team& team) {
         const auto tiles = team.share((num_outputs + kTile - 1) / kTile);
         multiply_tiles(x, num_inputs, static_cast<int>(num_rows), weights, static_cast<int>(num_inputs), tiles.begin,
-                       tiles.end, [&](int row, int count, std::int64_t tile, int num_tiles, const float* products) {
+                       tiles.end, {false}, [&](int row, int count, std::int64_t tile, int num_tiles, const float* products) {
                            for (int r = 0; r < count; ++r)
                                for (int t = 0; t < num_tiles; ++t) {
                                    const auto column = (tile + t) * kTile;

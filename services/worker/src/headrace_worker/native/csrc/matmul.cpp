@@ -76,8 +76,8 @@ constexpr int kVectorRows = 2;
 
 template <class Blocks>
 void multiply_vectors(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs,
-                      int num_tiles, bool streamed, float* products) {
-    Blocks blocks(weights, num_inputs, streamed);
+                      int num_tiles, const Access& access, float* products) {
+    Blocks blocks(weights, num_inputs, access);
     switch (num_rows) {
         case 1:
             return multiply_rows<1>(x, stride, blocks, num_inputs, num_tiles, products);
@@ -178,10 +178,10 @@ void multiply_tall(const bf16* x, std::int64_t stride, Blocks& blocks, int num_i
 
 template <class Blocks>
 void multiply_matrices(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs,
-                       int num_tiles, bool streamed, float* products) {
+                       int num_tiles, const Access& access, float* products) {
     shape_tiles(num_rows);
     if (num_rows <= 16) {
-        Blocks blocks(weights, num_inputs, streamed);
+        Blocks blocks(weights, num_inputs, access);
         switch (num_tiles) {
             case 1:
                 return multiply_short<1>(x, stride, blocks, num_inputs, products);
@@ -194,7 +194,8 @@ void multiply_matrices(const bf16* x, std::int64_t stride, int num_rows, PackedW
         }
     }
     for (int tile = 0; tile < num_tiles; tile += 2) {
-        Blocks blocks({weights.data + tile * weights.tile_bytes(num_inputs), weights.format}, num_inputs, streamed);
+        Blocks blocks({weights.data + tile * weights.tile_bytes(num_inputs), weights.format}, num_inputs,
+                      access.part(tile / 2, (num_tiles + 1) / 2));
         if (tile + 1 < num_tiles)
             multiply_tall<2>(x, stride, blocks, num_inputs, products + tile * kTile);
         else
@@ -206,12 +207,12 @@ void multiply_matrices(const bf16* x, std::int64_t stride, int num_rows, PackedW
 
 template <class Blocks>
 void multiply_with(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,
-                   bool streamed, float* products) {
+                   const Access& access, float* products) {
 #ifdef HEADRACE_AMX
     if (has_matrix_unit)
-        return multiply_matrices<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
+        return multiply_matrices<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products);
 #endif
-    multiply_vectors<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
+    multiply_vectors<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products);
 }
 
 template <class Block>
@@ -244,16 +245,16 @@ int rows_at_once(int num_rows) {
 }
 
 void multiply(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,
-              bool streamed, float* products) {
+              const Access& access, float* products) {
     switch (weights.format) {
         case Format::int8:
-            return multiply_with<CodedBlocks<Int8Block>>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed,
+            return multiply_with<CodedBlocks<Int8Block>>(x, stride, num_rows, weights, num_inputs, num_tiles, access,
                                                          products);
         case Format::int4:
-            return multiply_with<CodedBlocks<Int4Block>>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed,
+            return multiply_with<CodedBlocks<Int4Block>>(x, stride, num_rows, weights, num_inputs, num_tiles, access,
                                                          products);
         default:
-            return multiply_with<PlainBlocks>(x, stride, num_rows, weights, num_inputs, num_tiles, streamed, products);
+            return multiply_with<PlainBlocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products);
     }
 }
 
@@ -268,18 +269,17 @@ PackedWeights decoded(PackedWeights weights, int num_inputs, int num_tiles) {
     return {reinterpret_cast<const std::byte*>(target), Format::bf16};
 }
 
-void pack(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, bf16* packed) {
-    const auto num_tiles = (num_outputs + kTile - 1) / kTile;
-    for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
-        for (int output = 0; output < kTile; ++output) {
-            const auto row = tile * kTile + output;
-            bf16* target = packed + tile * num_inputs * kTile + output * 2;
-            for (std::int64_t pair = 0; pair < num_inputs / 2; ++pair, target += 2 * kTile) {
-                target[0] = row < num_outputs ? weights[row * num_inputs + 2 * pair] : bf16{0};
-                target[1] = row < num_outputs ? weights[row * num_inputs + 2 * pair + 1] : bf16{0};
+void pack_tiles(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, std::int64_t first_tile,
+                std::int64_t last_tile, bf16* packed) {
+    for (auto tile = first_tile; tile < last_tile; ++tile)
+        for (std::int64_t input = 0; input < num_inputs; input += kInputStep) {
+            std::uint32_t block[kInputStep / 2][kTile] = {};
+            for (int output = 0; output < kTile && tile * kTile + output < num_outputs; ++output) {
+                const bf16* row = weights + (tile * kTile + output) * num_inputs + input;
+                for (int pair = 0; pair < kInputStep / 2; ++pair) block[pair][output] = pair_at(row + 2 * pair);
             }
+            std::memcpy(packed + (tile * num_inputs + input) * kTile, block, sizeof block);
         }
-    }
 }
 
 }  // namespace headrace

@@ -1,8 +1,8 @@
-// Matrices to blocks of fewer bits (blocks.h): from bfloat16 weights, or from codes that somebody else has chosen.
+// Matrices to blocks of fewer bits (blocks.h): from weights, or from codes that somebody else has chosen.
 #include <algorithm>
+#include <cmath>
 
 #include "matmul.h"
-#include "rows.h"
 #include "team.h"
 
 using namespace headrace;
@@ -70,7 +70,8 @@ void write_codes(const Codes& codes, Int4Block& block) {
 
 Words integers(Floats values) { return std::bit_cast<Words>(__builtin_convertvector(values, Ints)); }
 
-void quantize(const Values& values, Int8Block& block) {
+// Each returns the squares of its errors, by output.
+Floats quantize(const Values& values, Int8Block& block) {
     Floats greatest = {};
     for (const Floats& value : values.of) {
         const Floats magnitude = value < 0.0f ? -value : value;
@@ -79,10 +80,16 @@ void quantize(const Values& values, Int8Block& block) {
     const Floats scale = as_halves(greatest / 127.0f);
     const Floats inverse = scale > 0.0f ? 1.0f / scale : splat(0.0f);
     Codes codes;
-    for (int i = 0; i < kInputStep; ++i)
-        codes.of[i] = integers(nearest(clamped(values.of[i] * inverse, -127.0f, 127.0f)));
+    Floats error = {};
+    for (int i = 0; i < kInputStep; ++i) {
+        const Floats code = nearest(clamped(values.of[i] * inverse, -127.0f, 127.0f));
+        const Floats difference = code * scale - values.of[i];
+        error += difference * difference;
+        codes.of[i] = integers(code);
+    }
     write_codes(codes, block);
     store_halves(block.scales, scale);
+    return error;
 }
 
 struct Line {
@@ -111,9 +118,24 @@ Line fitted(const Values& values, const Line& guess) {
     return {scale, (sums - scale * codes) / kCount};
 }
 
-// The best of some ranges: the greatest error is least if it covers all values, the squares are if outliers are cut off.
-void quantize(const Values& values, Int4Block& block) {
-    constexpr int kCandidates = 7;
+// The candidates are the ranges that a group's values may span. Between 16 and 9 evenly spaced codes, the lowest at the
+// least value, or codes round 0 as Q4_0 of GGUF has them: so that what has no more than 4 bits already comes out as it was.
+// And a range that leaves out a little at both ends, fitted: the sum of squares is less if single large values are cut off.
+constexpr int kSpans = 8, kCuts = 6;
+
+Line candidate_line(const Values& values, Floats low, Floats high, int candidate) {
+    const Floats span = high - low;
+    if (candidate < kSpans) return {span / static_cast<float>(15 - candidate), low};
+    if (candidate == kSpans) {
+        const Floats extreme = high > -low ? high : low;
+        const Floats scale = extreme * -0.125f;
+        return {scale < 0.0f ? -scale : scale, scale < 0.0f ? scale * 7.0f : scale * -8.0f};
+    }
+    const float cut = 0.025f * static_cast<float>(candidate - kSpans - 1);
+    return fitted(values, {span * ((1.0f - 2.0f * cut) / 15.0f), low + span * cut});
+}
+
+Floats quantize(const Values& values, Int4Block& block) {
     Floats low = values.of[0], high = values.of[0];
     for (const Floats& value : values.of) {
         low = value < low ? value : low;
@@ -121,11 +143,8 @@ void quantize(const Values& values, Int4Block& block) {
     }
     Line best{};
     Floats least = splat(std::numeric_limits<float>::infinity());
-    for (int candidate = -1; candidate < kCandidates; ++candidate) {
-        const float cut = 0.025f * static_cast<float>(std::max(candidate, 0));
-        const Floats span = high - low;
-        Line line{span * ((1.0f - 2.0f * cut) / 15.0f), low + span * cut};
-        if (candidate >= 0) line = fitted(values, line);
+    for (int candidate = 0; candidate < kSpans + 1 + kCuts; ++candidate) {
+        Line line = candidate_line(values, low, high, candidate);
         line = {as_halves(line.scale), as_halves(line.minimum)};
         Floats error = {};
         for (const Floats& value : values.of) {
@@ -142,6 +161,7 @@ void quantize(const Values& values, Int4Block& block) {
     write_codes(codes, block);
     store_halves(block.scales, best.scale);
     store_halves(block.minimums, best.minimum);
+    return least;
 }
 
 // Calls fill(block, tile, step) for every block of the matrix.
@@ -157,16 +177,23 @@ void fill_blocks(std::int64_t num_outputs, std::int64_t num_inputs, void* packed
     run_team(num_threads, body);
 }
 
+// Returns the root of the mean square of the errors, as a fraction of the weights' own.
 template <class Block>
-void quantize_matrix(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, void* packed, int num_threads) {
+double quantize_matrix(const float* weights, std::int64_t num_outputs, std::int64_t num_inputs, void* packed,
+                       int num_threads) {
+    std::atomic<double> all_errors = 0.0, all_squares = 0.0;
     fill_blocks<Block>(num_outputs, num_inputs, packed, num_threads, [&](Block& block, std::int64_t tile, std::int64_t step) {
         Values values = {};
         for (int lane = 0; lane < kTile && tile * kTile + lane < num_outputs; ++lane) {
-            const bf16* row = weights + (tile * kTile + lane) * num_inputs + step * kInputStep;
-            for (int i = 0; i < kInputStep; ++i) values.of[i][lane] = to_float(row[i]);
+            const float* row = weights + (tile * kTile + lane) * num_inputs + step * kInputStep;
+            for (int i = 0; i < kInputStep; ++i) values.of[i][lane] = row[i];
         }
-        quantize(values, block);
+        Floats squares = {};
+        for (const Floats& value : values.of) squares += value * value;
+        all_errors.fetch_add(sum(quantize(values, block)), std::memory_order_relaxed);
+        all_squares.fetch_add(sum(squares), std::memory_order_relaxed);
     });
+    return all_squares > 0.0 ? std::sqrt(all_errors / all_squares) : 0.0;
 }
 
 template <class Block>
@@ -191,13 +218,12 @@ void pack_matrix(const std::int8_t* codes, const std::uint16_t* scales, const st
 
 HEADRACE_EXPORT std::int64_t headrace_block_bytes(int format) { return block_bytes(static_cast<Format>(format)); }
 
-// packed: [tiles][num_inputs / 32] blocks of the format.
-HEADRACE_EXPORT void headrace_quantize(const bf16* weights, std::int64_t num_outputs, std::int64_t num_inputs, int format,
-                                       void* packed, int num_threads) {
+// packed: [tiles][num_inputs / 32] blocks of the format. Returns the relative error.
+HEADRACE_EXPORT double headrace_quantize(const float* weights, std::int64_t num_outputs, std::int64_t num_inputs, int format,
+                                         void* packed, int num_threads) {
     if (static_cast<Format>(format) == Format::int8)
-        quantize_matrix<Int8Block>(weights, num_outputs, num_inputs, packed, num_threads);
-    else
-        quantize_matrix<Int4Block>(weights, num_outputs, num_inputs, packed, num_threads);
+        return quantize_matrix<Int8Block>(weights, num_outputs, num_inputs, packed, num_threads);
+    return quantize_matrix<Int4Block>(weights, num_outputs, num_inputs, packed, num_threads);
 }
 
 // codes [num_outputs, num_inputs]; scales and minimums (of 4 bits only) [num_outputs, num_inputs / 32], halves.

@@ -19,8 +19,13 @@ inline std::int64_t ahead_of(int step, int num_steps, int distance) {
 
 class PlainBlocks {
   public:
-    PlainBlocks(PackedWeights weights, int num_inputs, bool streamed)
-        : blocks_(reinterpret_cast<const bf16*>(weights.data)), num_steps_(num_inputs / kInputStep), streamed_(streamed) {}
+    PlainBlocks(PackedWeights weights, int num_inputs, const Access& access)
+        : blocks_(reinterpret_cast<const bf16*>(weights.data)),
+          num_steps_(num_inputs / kInputStep),
+          streamed_(access.streamed),
+          next_(access.next),
+          next_end_(access.next + access.next_bytes),
+          next_step_((access.next_bytes / num_steps_ + 63) / 64 * 64) {}
 
     // Call once for each step, in order, before its blocks are used.
     template <int Tiles>
@@ -28,6 +33,8 @@ class PlainBlocks {
         const auto ahead = streamed_ ? ahead_of(step, num_steps_, kStepsAhead) : step + kStepsNear;
         for (int tile = 0; tile < Tiles; ++tile)
             prefetch_lines(blocks_ + (static_cast<std::int64_t>(tile) * num_steps_ + ahead) * kBlock, kBlock * sizeof(bf16));
+        const auto* end = next_end_ - next_ < next_step_ ? next_end_ : next_ + next_step_;
+        for (; next_ < end; next_ += 64) __builtin_prefetch(next_, 0, 2);
     }
     const bf16* block(int tile, int step) const {
         return blocks_ + (static_cast<std::int64_t>(tile) * num_steps_ + step) * kBlock;
@@ -40,12 +47,15 @@ class PlainBlocks {
     const bf16* blocks_;
     int num_steps_;
     bool streamed_;
+    const std::byte* next_;
+    const std::byte* next_end_;
+    std::int64_t next_step_;
 };
 
 template <class Block>
 class CodedBlocks {
   public:
-    CodedBlocks(PackedWeights weights, int num_inputs, bool)
+    CodedBlocks(PackedWeights weights, int num_inputs, const Access&)
         : blocks_(reinterpret_cast<const Block*>(weights.data)), num_steps_(num_inputs / kInputStep) {}
 
     template <int Tiles>
