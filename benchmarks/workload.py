@@ -36,3 +36,18 @@ def jobs(
         pause = random.Random(number).expovariate(1 / pause_s) if pause_s else 0.0
         made.append(Job(ids[:length], num_tokens, pause))
     return made
+
+
+def shared_head_jobs(
+    encode: Callable[[str], list[int]], count: int, num_tokens: int = 64, first: int = 0, head: int = 400, own: int = 64
+) -> list[Job]:
+    """Prompts that begin with the same `head` tokens and go on with `own` of their own."""
+    text = english()
+    shared = encode(f"{first}: {text[:4000]}")[:head]
+    made = []
+    for number in range(first, first + count):
+        start = 10_000 + (number * 4001) % (len(text) - 20_000)
+        ids = encode(f" {number}: {text[start : start + 1000]}")
+        assert len(shared) == head and len(ids) >= own, (len(shared), len(ids))
+        made.append(Job(shared + ids[:own], num_tokens))
+    return made

