@@ -17,7 +17,12 @@ class Run:
     """A cache into which a batch's keys and values are written through the backend, then attention in each layer."""
 
     def __init__(
-        self, device: torch.device, kv_dtype: torch.dtype = torch.float16, batch_invariant: bool = False
+        self,
+        device: torch.device,
+        kv_dtype: torch.dtype = torch.float16,
+        *,
+        batch_invariant: bool = False,
+        one_kernel: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(3)
         self.cache = KVCache(
@@ -37,6 +42,7 @@ class Run:
             context=64,
             windows=WINDOWS,
             batch_invariant=batch_invariant,
+            one_kernel=one_kernel,
         )
         self.context_lengths = torch.tensor(CONTEXTS, dtype=torch.int32, device=device)
         self.query_starts = torch.tensor([0, *COUNTS], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
@@ -87,7 +93,7 @@ class Run:
 def test_decoding_and_chunks_share_an_iteration(
     kv_dtype: torch.dtype, batch_invariant: bool, device: torch.device
 ) -> None:
-    run = Run(device, kv_dtype, batch_invariant)
+    run = Run(device, kv_dtype, batch_invariant=batch_invariant)
     run.check(run.attend())
 
 
@@ -97,6 +103,23 @@ def test_the_same_plan_serves_other_lengths(device: torch.device) -> None:
     run.context_lengths.copy_(torch.tensor([12, 29, 20, 25], dtype=torch.int32))
     run.block_tables.copy_(run.block_tables.flip(0))
     run.check(run.attend())
+
+
+def test_with_one_kernel_decoding_gives_the_bits_of_a_chunk(device: torch.device) -> None:
+    run = Run(device, one_kernel=True)
+    chunk = run.attend()
+    first, last = sum(COUNTS[:2]), sum(COUNTS[:3])
+    for position in (0, 1, 15, 16, 19):
+        planned = run.attention.plan(
+            torch.tensor([0, 1], dtype=torch.int32, device=device),
+            torch.tensor([position + 1], dtype=torch.int32, device=device),
+            run.block_tables[2:3],
+            num_decodes=1,
+            num_tokens=1,
+        )
+        row = run.qkv[first:last][position : position + 1, :NUM_HEADS]
+        for layer in range(NUM_LAYERS):
+            assert torch.equal(planned(layer, row)[0], chunk[layer][first + position])
 
 
 def test_work_lies_where_it_lay(device: torch.device) -> None:

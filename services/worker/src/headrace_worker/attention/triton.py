@@ -45,10 +45,13 @@ class TritonAttention:
         windows: Sequence[int | None] = (),
         kv_scales: Tensor | None = None,
         batch_invariant: bool = False,
+        one_kernel: bool = False,
     ) -> None:
         """max_sequences, max_tokens: of an iteration. scale: of scores; None: 1 / sqrt(head_dim). windows: positions
         that a query sees, by layer; (): all. kv_scales: float32 [layers, 2, num_kv_heads], for an 8-bit cache;
-        None: 1. batch_invariant: a sequence's results do not depend on which others decode with it."""
+        None: 1. batch_invariant: a sequence's results do not depend on which others decode with it. one_kernel: nor on
+        how its prompt came in chunks, what of it was cached and what was computed again after a preemption: decoding
+        goes through the kernel of prompts too, which takes longer the fewer and the longer sequences are."""
         at = cache.pages.device
         num_layers = cache.pages.shape[0]
         self._pages = list(cache.pages.unbind(0))
@@ -62,6 +65,7 @@ class TritonAttention:
         self._kv_scales = [None] * num_layers if kv_scales is None else list(kv_scales.unbind(0))
         self._context = context
         self._max_sequences = max_sequences
+        self._one_kernel = one_kernel
         self._num_wanted = max(1, ROUNDS * _places(at, cache.head_dim, is_fp8) // cache.num_kv_heads)
         row_bytes = num_heads * (cache.head_dim + 2) * torch.float32.itemsize
         self._fixed_split = _fixed_split(max_sequences, context, row_bytes) if batch_invariant else None
@@ -109,6 +113,8 @@ class TritonAttention:
         behind a sequence's last block. num_decodes: sequences with one query; they come first. num_tokens: rows.
         """
         num_sequences = context_lengths.shape[0]
+        if self._one_kernel:
+            num_decodes = 0
         works: dict[int | None, DecodeWork] = {}
         if num_decodes:
             for window, lists in self._work.items():
