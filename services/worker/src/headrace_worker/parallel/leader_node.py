@@ -9,6 +9,7 @@ from types import TracebackType
 import structlog
 
 from headrace_shared.bus import Bus
+from headrace_shared.errors import HeadraceError
 from headrace_shared.service import Service
 from headrace_worker.parallel.address import address_toward, interface_environ
 from headrace_worker.parallel.layout import check_nodes, local_places
@@ -19,6 +20,12 @@ from headrace_worker.parallel.rendezvous import LeaderRecord, NodeState
 from headrace_worker.settings import WorkerSettings
 
 log = structlog.get_logger(__name__)
+
+
+class NodesMissing(HeadraceError):
+    def __init__(self, nodes: list[int], seconds: float) -> None:
+        which = ", ".join(map(str, nodes))
+        super().__init__(f"of the group's nodes {which} did not join within {seconds:.0f} s")
 
 
 class LeaderNode:
@@ -55,14 +62,18 @@ class LeaderNode:
         await self._presence.close(reason)
 
     async def assemble(self) -> None:
-        """Returns when all nodes have joined. Raises ConfigError."""
+        """Returns when all nodes have joined. Raises ConfigError, or NodesMissing after the time that loading may
+        take."""
         settings = self._settings
         self._sockets = self._open.enter_context(leader_sockets(self._host, settings.group_port))
         await self._presence.take(self._make_record)
         self._service.spawn(self._presence.keep(), "group-record")
         record = self._taken()
         log.info("waiting for nodes", group=settings.group, epoch=record.epoch, num_nodes=record.num_nodes)
-        while self._presence.view.missing(record, self._presence.now):
+        deadline = self._presence.now + settings.load_timeout_s
+        while missing := self._presence.view.missing(record, self._presence.now):
+            if self._presence.now > deadline:
+                raise NodesMissing(missing, settings.load_timeout_s)
             await asyncio.sleep(CHECK_S)
             self._presence.tick()
         await self._presence.change(NodeState.RUNNING)

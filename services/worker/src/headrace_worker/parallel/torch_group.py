@@ -48,7 +48,6 @@ class TorchGroup:
             self._line = _connect(store, f"line-{place.tp_rank}", place.stage, place.pipeline_parallel, device)
         except RuntimeError as error:
             raise PeerLost(f"the ranks do not find each other: {error}") from error
-        self._num_sends = place.pipeline_parallel
         self._sends: deque[tuple[Work, Tensor]] = deque()
 
     @classmethod
@@ -93,14 +92,18 @@ class TorchGroup:
         return gathered.transpose(0, 1).reshape(num_rows, num_ranks * width)
 
     def send(self, hidden: Tensor) -> None:
-        """To the next stage. Does not wait for it unless it is behind by as many iterations as there are stages;
-        `hidden` must not be changed any more."""
+        """To the next stage. `hidden` must not be changed any more. On a GPU it is only queued; on a CPU it waits for
+        the next stage where that is behind by as many iterations as there are stages."""
         assert self._line is not None and not self.shard.is_last, "nobody to send to"
+        hidden = hidden.contiguous()
         try:
-            while len(self._sends) >= self._num_sends:
+            work = self._line.send([hidden], self._place.stage + 1, 0)
+            if hidden.is_cuda:
+                work.wait()  # for the stream, not for us: what is recorded in a graph must not be waited for outside
+                return
+            self._sends.append((work, hidden))
+            while len(self._sends) > self._place.pipeline_parallel:
                 self._sends.popleft()[0].wait()
-            hidden = hidden.contiguous()
-            self._sends.append((self._line.send([hidden], self._place.stage + 1, 0), hidden))
         except RuntimeError as error:
             raise PeerLost(f"stage {self._place.stage + 1} takes nothing any more: {error}") from error
 
