@@ -96,6 +96,14 @@ def test_tiles_of_a_gpu_compute_the_same(capability: int, device: torch.device) 
     check(batch, tile=prefill_tile(256, True, capability))
 
 
+def test_a_row_of_no_sequence_gets_zeros(device: torch.device) -> None:
+    batch = make_batch(Shape(2, 1, 32), [(20, 1), (1, 1), (9, 3)], device)
+    batch.context_lengths[1] = 0
+    result = run(batch)
+    assert not result[1].any()
+    assert result.isfinite().all()
+
+
 def test_sequences_before_the_first_are_left_alone(device: torch.device) -> None:
     batch = make_batch(Shape(2, 1, 32), [(9, 1), (30, 1), (20, 6), (8, 8)], device)
     result = run(batch, first_sequence=2)

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from headrace_shared.messages import BlockId, SequenceId
+from headrace_worker.attention.backend import AttentionBackend
 from headrace_worker.attention.triton import TritonAttention
+from headrace_worker.inputs import build_inputs
+from headrace_worker.iteration import SequenceSlice
 from headrace_worker.kernels import attention_reference
 from headrace_worker.kv_cache import KVCache
 from tests.worker.kernels.attention_batch import FP8
@@ -103,6 +107,36 @@ def test_the_same_plan_serves_other_lengths(device: torch.device) -> None:
     run.context_lengths.copy_(torch.tensor([12, 29, 20, 25], dtype=torch.int32))
     run.block_tables.copy_(run.block_tables.flip(0))
     run.check(run.attend())
+
+
+def test_it_is_the_engines_backend(device: torch.device) -> None:
+    run = Run(device)
+    backend: AttentionBackend = run.attention
+    tables = [[BlockId(block) for block in row] for row in run.block_tables.tolist()]
+    slices = [
+        SequenceSlice(
+            SequenceId(row), context - count, count, [0] * count, tables[row][: -(-context // BLOCK_SIZE)], True
+        )
+        for row, (context, count) in enumerate(zip(CONTEXTS, COUNTS, strict=True))
+    ]
+    inputs = build_inputs(
+        slices,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=NUM_KV_HEADS,
+        null_block=run.cache.null_block,
+        gathered_positions=backend.gathered_positions,
+        device=device,
+    )
+    # The batch comes in another order there; each sequence's last row is known.
+    expected = run.attend()
+    ends = torch.tensor(COUNTS).cumsum(0).tolist()
+    order = torch.empty(run.qkv.shape[0], dtype=torch.int64)
+    for last, end, count in zip(inputs.sampled_rows.tolist(), ends, COUNTS, strict=True):
+        order[last - count + 1 : last + 1] = torch.arange(end - count, end)
+    order = order.to(device)
+    for layer in range(NUM_LAYERS):
+        prepared = backend.prepare(inputs, run.cache)
+        assert torch.equal(prepared(layer, run.qkv[order][:, :NUM_HEADS]), expected[layer][order])
 
 
 def test_with_one_kernel_decoding_gives_the_bits_of_a_chunk(device: torch.device) -> None:

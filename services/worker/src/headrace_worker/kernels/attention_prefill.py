@@ -203,7 +203,8 @@ def _attend(
     heads = kv_head * GROUP + rows % GROUP
     inside = ((rows < QUERIES * GROUP) & (ordinals < num_queries))[:, None] & (words < WORDS)[None, :]
     result = output + (tokens[:, None] * (NUM_KV_HEADS * GROUP) + heads[:, None]) * HEAD_DIM
-    factor = 1.0 / total
+    # A sequence without any position: zeros.
+    factor = 1.0 / tl.where(total == 0.0, 1.0, total)
     if FP8:
         factor *= tl.load(kv_scales + NUM_KV_HEADS + kv_head) * FP8_FACTOR
         tl.store(result + 2 * words[None, :], (mixed * factor[:, None]).to(output.dtype.element_ty), mask=inside)
