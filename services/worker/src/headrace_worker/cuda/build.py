@@ -109,7 +109,8 @@ def build_engine(
         report("measuring memory", 1, 1)
     num_blocks = agree(num_blocks)
     engine = engine_of(num_blocks, min(sizes.context, num_blocks * sizes.block_size))
-    rehearse(engine)
+    if sizes.num_blocks and device.compiles:
+        rehearse(engine)
     engine.record(recorded, lambda done, total: report("recording batch sizes", done, total))
     return engine
 

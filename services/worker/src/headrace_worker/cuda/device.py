@@ -25,6 +25,11 @@ class Device(Protocol):
     @property
     def torch_device(self) -> torch.device: ...
 
+    @property
+    def compiles(self) -> bool:
+        """Work that is done for the first time takes much longer than afterwards."""
+        ...
+
     def staging(self, num_words: int) -> Tensor:
         """Host memory, int32 [num_words], that copies to and from the device use without anybody waiting. It may be
         dropped at once: it is used again only when those copies are done."""
@@ -46,6 +51,8 @@ class Device(Protocol):
 
 
 class CudaDevice:
+    compiles = True
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         torch.cuda.set_device(device)
@@ -104,6 +111,8 @@ class _CudaMark:
 
 class HostDevice:
     """The CPU in the role of the device."""
+
+    compiles = False
 
     def __init__(self, memory: DeviceMemory | None = None, peak_bytes: int = 0) -> None:
         """What `memory` and `peak_bytes` are to say, since nobody else does."""
