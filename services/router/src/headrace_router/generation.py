@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 LOOK_AGAIN_S = 1.0
 """After following began: whether frames reach us from the first one on is not certain in a cluster of brokers."""
+MAX_KNOWN = 256
+"""Deltas of a log that are handed out at once: writing them all would hold up the streams of others."""
 MAX_RECONNECT_DELAY_S = 1.0
 """After a reconnect all calls read the log, spread over this time."""
 BUFFER_PER_CHOICE = 256
@@ -134,9 +136,11 @@ class Generation:
         """What has come; empty when the call is complete or the time is up. Raises RequestError when it has failed."""
         until = self._now() + timeout_s
         while True:
-            deltas = self._absorb(self._mailbox.take())
             if self._known:
-                deltas, self._known = self._known + deltas, []
+                deltas = self._known[:MAX_KNOWN]
+                del self._known[:MAX_KNOWN]
+                return deltas
+            deltas = self._absorb(self._mailbox.take())
             if deltas or self._num_open == 0:
                 return deltas
             now = self._now()
