@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from headrace_scheduler.decisions import Adoption
-from headrace_scheduler.fleet import COURTESY_S, DEFERENCE_S, HANG_MARGIN_S, SILENCE_S, Fleet
+from headrace_scheduler.fleet import COURTESY_S, DEFERENCE_S, HANG_MARGIN_S, OLD_HELLO_S, SILENCE_S, Fleet
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
 from headrace_shared.bus import Message
@@ -264,6 +264,12 @@ async def test_a_worker_that_dropped_everything_is_adopted_again(world: World) -
     site = await world.site()
     worker = await world.worker()
     await until(lambda: site.known)
+    worker.epoch = 0
+    worker.hello()  # perhaps an old one
+    await asyncio.sleep(0.2)
+    assert worker.num_adopted == 1
+    worker.epoch = 1
+    await world.pass_time(OLD_HELLO_S + 0.25, worker)
     worker.epoch = 0
     worker.hello()
     await until(lambda: worker.epoch == 2)

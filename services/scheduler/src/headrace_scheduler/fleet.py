@@ -36,6 +36,8 @@ SILENCE_S = 1.8
 """A worker without Hello or Progress for so long is lost: noticed within two seconds. Progress comes every 0.4 s."""
 HANG_MARGIN_S = 1.0
 """A worker whose iterations stand still should have given up its engine by itself; so much later it is lost."""
+OLD_HELLO_S = 1.0
+"""So long after an adoption a Hello may have been said before it: subscriptions keep no order among themselves."""
 BANISH_S = 30.0
 """A worker that hung is not leased again for so long."""
 TICK_S = 0.1
@@ -137,8 +139,9 @@ class Fleet:
             self._lose(hello.worker, hello.failure or "it leaves", cause)
             return
         self._core().set_accepting(hello.worker, self._may_accept(hello))
-        if worker.link is not None and worker.link.is_active and hello.epoch < worker.link.epoch:
-            worker.link.broken = "the worker has dropped everything"
+        link = worker.link
+        if link is not None and link.is_active and hello.epoch < link.epoch and now - link.active_since > OLD_HELLO_S:
+            link.broken = "the worker has dropped everything"
 
     def on_report(self, message: Message) -> None:
         try:

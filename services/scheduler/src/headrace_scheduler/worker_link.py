@@ -51,6 +51,7 @@ class WorkerLink:
         """Why a new epoch is needed."""
         self.is_active = False
         """The snapshot is complete: grants may flow."""
+        self.active_since = now
         self.num_iterations = 0
         self.iterated_at = now
         """When `num_iterations` last rose."""
@@ -81,6 +82,7 @@ class WorkerLink:
         if len(self._parts) < snapshot.num_parts:
             return None
         self.is_active = True
+        self.active_since = now
         self._seen_at = now
         parts = [self._parts[part] for part in sorted(self._parts)]
         self._parts = {}
