@@ -30,6 +30,7 @@ pytestmark = pytest.mark.nats
 
 ENGINE = "tests.worker.parallel.scripted_ranks"
 NUM_TOKENS = 150
+HANG_TIMEOUT_S = 4.0
 END_S = 3.0
 """The group is gone within two seconds; the rest is for the process to end and for a busy machine."""
 
@@ -55,7 +56,7 @@ def reason_of(deployment: Deployment, worker: str) -> str:
 async def running_requests(deployment: Deployment, client: Client, num_tokens: int = NUM_TOKENS) -> list[Heard]:
     """On a worker of two ranks and an ordinary one, both busy."""
     await deployment.scheduler()
-    await deployment.worker("worker-1", engine=ENGINE, step_s=0.02, tensor_parallel=2, hang_timeout_s=4.0)
+    await deployment.worker("worker-1", engine=ENGINE, step_s=0.02, tensor_parallel=2, hang_timeout_s=HANG_TIMEOUT_S)
     await deployment.worker("worker-2", step_s=0.02)
     await until(lambda: client.gauge("scheduler-1", "num_workers") == 2.0, what="adoption")
     requests = [await client.submit([number, *PROMPT], max_tokens=num_tokens, seed=number) for number in range(8)]
@@ -81,21 +82,12 @@ async def assert_gone(deployment: Deployment, worker: str, ranks: dict[int, int]
     assert time.monotonic() - start < within_s
 
 
-async def test_a_killed_rank_ends_its_worker_within_two_seconds(deployment: Deployment, client: Client) -> None:
-    requests = await running_requests(deployment, client)
-    assert all(client.gauge("worker-1", f"rank_{rank}_memory_bytes") for rank in (0, 1))
-    ranks = ranks_of(deployment, "worker-1")
-    psutil.Process(ranks[1]).send_signal(signal.SIGKILL)
-    await assert_gone(deployment, "worker-1", ranks, END_S)
-    assert "rank 1 was killed by signal 9" in reason_of(deployment, "worker-1")
-    await assert_moved(deployment, client, requests)
-
-
 async def test_a_stopped_rank_ends_its_worker_before_the_hang_timeout(deployment: Deployment, client: Client) -> None:
     requests = await running_requests(deployment, client, num_tokens=400)
+    assert all(client.gauge("worker-1", f"rank_{rank}_memory_bytes") for rank in (0, 1))
     ranks = ranks_of(deployment, "worker-1")
     psutil.Process(ranks[1]).send_signal(signal.SIGSTOP)
-    await assert_gone(deployment, "worker-1", ranks, 4.0 + END_S - 2.0)
+    await assert_gone(deployment, "worker-1", ranks, HANG_TIMEOUT_S + END_S - 2.0)
     assert "rank 1 has given no sign of life" in reason_of(deployment, "worker-1")
     await assert_moved(deployment, client, requests)
 
@@ -121,12 +113,12 @@ async def start_nodes(deployment: Deployment, epoch: str = "") -> tuple[str, str
             num_nodes=2,
             node_rank=node_rank,
             group="g",
-            hang_timeout_s=4.0,
+            hang_timeout_s=HANG_TIMEOUT_S,
         )
     return names
 
 
-async def test_a_worker_on_two_machines_serves_and_ends_with_one_of_them_and_comes_again_in_another_epoch(
+async def test_a_worker_on_two_machines_ends_when_one_is_killed_or_freezes_and_comes_again_in_another_epoch(
     deployment: Deployment, client: Client
 ) -> None:
     await deployment.scheduler()
@@ -148,17 +140,7 @@ async def test_a_worker_on_two_machines_serves_and_ends_with_one_of_them_and_com
         assert_complete(heard, NUM_TOKENS)
         assert heard.attempts[0] != {0}
     assert '"epoch": 2' in deployment.log(names[1])
-
-
-async def test_a_machine_that_freezes_takes_the_worker_down_within_ten_seconds(
-    deployment: Deployment, client: Client
-) -> None:
-    await deployment.scheduler()
-    names = await start_nodes(deployment)
-    first = await client.submit(PROMPT, max_tokens=5)
-    await ended(first)
-    ranks = ranks_of(deployment, *names)
-    for pid in (deployment.processes[names[1]].pid, ranks[1]):
+    for pid in (deployment.processes[names[1]].pid, ranks_of(deployment, names[1])[1]):
         psutil.Process(pid).send_signal(signal.SIGSTOP)
     async with asyncio.timeout(10.0):
         assert await deployment.processes.pop(names[0]).wait() == 1
@@ -179,6 +161,7 @@ async def test_a_machine_that_is_to_stop_lets_the_worker_finish_what_runs(
     assert running.attempts == {0: {0}}
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
 async def test_a_model_on_two_machines_gives_the_tokens_that_it_gives_on_one(
     deployment: Deployment, client: Client, tmp_path: Path
@@ -206,6 +189,6 @@ async def test_a_model_on_two_machines_gives_the_tokens_that_it_gives_on_one(
             group="g",
         )
     heard = await client.submit(prompt, max_tokens=16, seed=3)
-    await ended(heard, timeout_s=60.0)
+    await ended(heard, timeout_s=150.0)
     assert heard.outputs[0] == expected
     assert set(ranks_of(deployment, "worker-1", "node-1")) == {0, 1}
