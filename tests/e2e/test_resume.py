@@ -22,8 +22,8 @@ from tests.e2e.resuming import HELD_ID, RESUMABLE, Story, tell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats]
 
-REATTACH_TIMEOUT_S = 5.0
-DRAIN_TIMEOUT_S = 5.0
+REATTACH_TIMEOUT_S = 4.0
+DRAIN_TIMEOUT_S = 4.0
 LONG = ("안녕 🦉 ř the end is near, two three, " * 14).strip()
 """About 700 tokens, many of them a part of a character only."""
 
@@ -46,7 +46,7 @@ STREAMS: list[tuple[str, str, Any, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """Two routers whose clients have 5 s to come back, a scheduler, and a worker that answers as prompts say."""
+    """Two routers whose clients have 4 s to come back, a scheduler, and a worker that answers as prompts say."""
     environment = {
         "HEADRACE_ENGINE_MODULE": "tests.scripted_text",
         "SCRIPTED_STEP_S": "0.005",
@@ -180,7 +180,7 @@ async def test_what_a_dead_router_leaves_behind_ends_unless_somebody_wants_it(fr
             lines = reply.aiter_lines()
             await running.until(2, REATTACH_TIMEOUT_S + 4.0)
             assert REATTACH_TIMEOUT_S - 1.5 < time.monotonic() - died_at < REATTACH_TIMEOUT_S + 3.0
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.0)
             assert await running.count() == 2
             async with asyncio.timeout(5.0):
                 assert (await anext(lines)).startswith("id: ")

@@ -55,3 +55,10 @@ async def test_late_in_the_queue() -> None:
         assert (await ask(router, "0.3")).status_code == 408
         await assert_clean(router, Outcome.EXPIRED)
         assert not router.worker.requests
+
+
+async def test_too_late_before_it_is_queued() -> None:
+    async with running_router(says("abc"), settings=SETTINGS) as router:
+        reply = await ask(router, "0.000001")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (408, "timeout")
+        assert not router.worker.requests and not router.worker.cancels

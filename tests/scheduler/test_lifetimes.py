@@ -119,7 +119,7 @@ async def test_the_death_of_a_router_ends_what_it_leaves(bench: Bench) -> None:
     bench.take(ORDINARY, RESUMABLE, BACKGROUND)
     for rubbish in (telemetry_subject("router", "x"), attached_subject(RouterId("x"))):
         bench.routers.publish(rubbish, b"\xc1")
-    await bench.say(2.0)
+    await bench.say(1.6)
     assert bench.cancelled == []
     await until(lambda: len(bench.cancelled) == 2)
     assert sorted(bench.cancelled) == [(each.request_id, CancelReason.CLIENT) for each in (ORDINARY, RESUMABLE)]
@@ -144,7 +144,7 @@ async def test_after_a_freeze_everybody_gets_the_time_again(bench: Bench) -> Non
 async def test_an_outage_of_the_broker_forsakes_nobody(bench: Bench) -> None:
     bench.take(ORDINARY)
     bench.bus.broker.stop()
-    await asyncio.sleep(1.8)
+    await asyncio.sleep(1.3)
     bench.bus.broker.start()
-    await bench.say(1.0)
+    await bench.say(0.6)
     assert bench.cancelled == []

@@ -23,7 +23,7 @@ from headrace_router.metrics import CallMeter, RouterMetrics
 from headrace_router.responses import Formatter, Identity
 from headrace_router.unattended import Unattended
 from headrace_shared.bus import Bus
-from headrace_shared.errors import BusError, RequestError
+from headrace_shared.errors import BusError, RequestError, ServiceFailure
 from headrace_shared.messages import Audience, CancelReason, RequestId
 
 log = structlog.get_logger(__name__)
@@ -151,13 +151,15 @@ class Runner:
 
     def _generation(self, call: Call, plan: Plan) -> Generation:
         limits = self._settings.limits
-        elapsed_s = time.monotonic() - call.arrived_at
+        left_s = plan.timeout_s - (time.monotonic() - call.arrived_at)
+        if left_s <= 0.0:
+            raise ServiceFailure("The request took too long.", code="timeout")
         return Generation(
             plan.prompts,
             bus=self._bus,
             table=self._table,
             canceller=self._canceller,
-            limits=limits._replace(request_timeout_s=plan.timeout_s - elapsed_s),
+            limits=limits._replace(request_timeout_s=left_s, publish_timeout_s=min(left_s, limits.publish_timeout_s)),
             leave=self._leave,
             follows=plan.follows,
             told=plan.told,
