@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.fault_runs import Line, Runs
+from headrace_shared.telemetry import configure_logging
 
 NAMES = ("kills", "freezes", "broker", "disconnects", "soak")
 
@@ -62,6 +63,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for logs; a temporary one if not given")
     options = parser.parse_args()
+    configure_logging("benchmark", "faults", "warning", "console")
     with tempfile.TemporaryDirectory() as scratch:
         table = asyncio.run(run(options, options.keep or Path(scratch)))
     sys.stdout.write(show(table) + "\n")

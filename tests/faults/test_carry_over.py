@@ -19,7 +19,7 @@ from tests.faults.fleet import Fleet, Shape
 from tests.faults.jobs import MODEL
 from tests.integration.deployment import until
 
-pytestmark = [pytest.mark.nats, pytest.mark.model, pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.nats, pytest.mark.model, pytest.mark.e2e, pytest.mark.timeout(580)]
 
 SHAPE = Shape(
     MODEL,

@@ -18,13 +18,13 @@ from tests.faults.jobs import MODEL, keep_busy, uninterrupted
 from tests.faults.script import echo_jobs, shape
 from tests.integration.deployment import Client, until_empty
 
-pytestmark = [pytest.mark.nats, pytest.mark.model, pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.nats, pytest.mark.model, pytest.mark.e2e, pytest.mark.timeout(400)]
 
 NUM_CLIENTS = 16
 NUM_KILLS = 20
 WITHIN_S = 45.0
 MAX_TOKENS = 48
-MAX_STALL_S = 15.0
+MAX_STALL_S = 25.0
 """On a machine that the services share with tests and with models that load. benchmarks/faults.py holds it to five."""
 SHAPE = Shape(MODEL, worker={"num_threads": 1, "dtype": "float32", "context": 1024, "num_blocks": 1024})
 

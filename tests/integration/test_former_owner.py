@@ -41,6 +41,7 @@ async def test_a_scheduler_frozen_beyond_the_ack_wait_touches_nothing_that_its_s
     requests += [await client.submit(PROMPT, max_tokens=20, seed=seed) for seed in range(2, 5)]
     await until(lambda: client.gauge("scheduler-1", "num_requests") == 5.0, what="all are taken")
     await deployment.scheduler("scheduler-2")
+    await until(lambda: "scheduler-2" in client.telemetry, what="the second scheduler")
     deployment.signal("scheduler-1", signal.SIGSTOP)
     await until(lambda: client.gauge("scheduler-2", "num_requests") == 5.0, timeout_s=2 * ACK_WAIT_S, what="redelivery")
     before = await consumer_info(client)

@@ -79,8 +79,9 @@ CALLS = BucketSpec("CALLS", max_bytes=256 * MIB, ttl_s=2 * TOKEN_LOG_S)
 
 DEDUPE_WINDOW_S = 120.0
 """A message id is stored once within this time."""
-ACK_WAIT_S = 15.0
-"""Renewed by `in_progress` three times as often; a dead scheduler's requests are offered again after this."""
+ACK_WAIT_S = 10.0
+"""Renewed by `in_progress` three times as often; a dead scheduler's requests that no worker has yet are offered again
+after this."""
 MAX_ACK_PENDING = 100_000
 """No bound of ours: schedulers pull only what they have room for."""
 

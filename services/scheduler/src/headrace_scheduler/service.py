@@ -292,6 +292,10 @@ class SchedulerService:
     def _on_adoption(self, adoption: Adoption, snapshot: Sequence[SequenceSnapshot]) -> None:
         routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}
         self._placed.update(adoption.adopted)
+        for entry in snapshot:
+            # At once: their former owner may have been silent for most of the ack wait.
+            if entry.admission.request.request_id in adoption.adopted and entry.admission.ack_subject:
+                self._bus.in_progress(entry.admission.ack_subject)
         self._cancellations.look_up(adoption.adopted)
         for entry in snapshot:
             self._lifetimes.on_taken(entry.admission.request, None)
