@@ -165,22 +165,13 @@ class Worker {
         return chunk;
     }
 
-    // Blocks are too short for the processor to foresee the next one.
-    void prefetch(const T* const* rows, int count) const {
-        for (int position = 0; position < count; ++position)
-            for (int d = 0; d < shape_.head_dim; d += 64 / static_cast<int>(sizeof(T)))
-                __builtin_prefetch(rows[position] + d, 0, 2);
-    }
-
     void add_chunk(const ChunkRows<T>& chunk, const ChunkRows<T>& next, int start, int num_rows, const Sums& sums) {
         const int dim = shape_.head_dim;
         const int first_row = std::max(0, start - first_position_) * group_;  // rows before it see nothing of the chunk
-        prefetch(next.keys, next.count);
-        Chunk::score(own_queries_, first_row, num_rows, chunk, dim, packed_, scores_);
+        Chunk::score(own_queries_, first_row, num_rows, chunk, next, dim, packed_, scores_);
         for (int row = first_row; row < num_rows; ++row)
             weigh(row, std::min(kChunk, first_position_ + row / group_ + 1 - start), sums);
-        prefetch(next.values, next.count);
-        Chunk::mix(weights_, scales_, first_row, num_rows, chunk, dim, packed_, sums.mixed);
+        Chunk::mix(weights_, scales_, first_row, num_rows, chunk, next, dim, packed_, sums.mixed);
     }
 
     // Scores of one row to weights, of which the first `visible` are not 0.

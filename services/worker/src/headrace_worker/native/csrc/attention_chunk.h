@@ -3,6 +3,8 @@
 //   load_queries  rows of head_dim -> its own layout, once for all chunks
 //   score         scores[row][kChunk] = query . keys, of positions [0, count); the rest is anything
 //   mix           mixed[row][head_dim] = mixed * scales[row] + weights[row] . values; weights are 0 where nothing is seen
+// Both fetch what the next chunk needs into the second-level cache, bit by bit between their sums: all at once would make the
+// sums wait for the memory, and afterwards the memory for the sums.
 // Rows run from `first` to `last`. Positions beyond `count` are never read into a result: they may hold NaN.
 #pragma once
 
@@ -20,6 +22,14 @@ struct ChunkRows {
     bool tiled;  // 16 neighbours (from a multiple of 16 on) lie one after the other, and may be read even beyond `count`
 };
 
+// Rows [begin, end) of a chunk's keys or values, as far as there are any. Blocks are too short for the processor to foresee
+// the next one.
+template <class T>
+void fetch(const T* const* rows, int begin, int end, int count, int head_dim) {
+    for (int position = begin; position < end && position < count; ++position)
+        for (int d = 0; d < head_dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[position] + d, 0, 2);
+}
+
 template <class T>
 struct FloatChunk {
     using Query = float;
@@ -34,8 +44,9 @@ struct FloatChunk {
         for (int row = 0; row < num_rows; ++row)
             for (int d = 0; d < head_dim; d += kLanes) store(target + row * head_dim + d, load(rows[row] + d));
     }
-    static void score(const Query* queries, int first, int last, const ChunkRows<T>& chunk, int head_dim, Packed* packed,
-                      float* scores) {
+    static void score(const Query* queries, int first, int last, const ChunkRows<T>& chunk, const ChunkRows<T>& next,
+                      int head_dim, Packed* packed, float* scores) {
+        fetch(next.keys, 0, kChunk, next.count, head_dim);
         for (int position = 0; position < kChunk; ++position)
             for (int d = 0; d < head_dim; ++d)
                 packed[d * kChunk + position] = position < chunk.count ? to_float(chunk.keys[position][d]) : 0.0f;
@@ -48,7 +59,8 @@ struct FloatChunk {
         }
     }
     static void mix(const Weight* weights, const float* scales, int first, int last, const ChunkRows<T>& chunk,
-                    int head_dim, Packed* packed, float* mixed) {
+                    const ChunkRows<T>& next, int head_dim, Packed* packed, float* mixed) {
+        fetch(next.values, 0, kChunk, next.count, head_dim);
         for (int position = 0; position < chunk.count; ++position)
             for (int d = 0; d < head_dim; d += kLanes)
                 store(packed + position * head_dim + d, load(chunk.values[position] + d));
@@ -89,13 +101,16 @@ inline void transpose(__m512i (&rows)[16]) {
 }
 
 // Values as pairs of positions: [kChunk / 2][head_dim][2], zeros from `count` up to the next multiple of `step`.
-inline void pack_values(const ChunkRows<bf16>& chunk, int step, int head_dim, std::uint32_t* packed) {
+inline void pack_values(const ChunkRows<bf16>& chunk, const ChunkRows<bf16>& next, int step, int head_dim,
+                        std::uint32_t* packed) {
     const auto low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36,
                                       4, 35, 3, 34, 2, 33, 1, 32, 0);
     const auto high = _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22, 53,
                                        21, 52, 20, 51, 19, 50, 18, 49, 17, 48, 16);
     const int end = (chunk.count + step - 1) / step * step;
-    for (int position = 0; position < end; position += 2)
+    fetch(next.values, end, kChunk, next.count, head_dim);
+    for (int position = 0; position < end; position += 2) {
+        fetch(next.values, position, position + 2, next.count, head_dim);
         for (int d = 0; d < head_dim; d += 2 * kLanes) {
             const auto even =
                 position < chunk.count ? _mm512_loadu_si512(chunk.values[position] + d) : _mm512_setzero_si512();
@@ -105,6 +120,7 @@ inline void pack_values(const ChunkRows<bf16>& chunk, int step, int head_dim, st
             _mm512_storeu_si512(target, _mm512_permutex2var_epi16(even, low, odd));
             _mm512_storeu_si512(target + kLanes, _mm512_permutex2var_epi16(even, high, odd));
         }
+    }
 }
 
 struct PairChunk {
@@ -122,10 +138,11 @@ struct PairChunk {
         for (int row = 0; row < num_rows; ++row)
             std::memcpy(target + row * head_dim, rows[row], static_cast<std::size_t>(head_dim) * sizeof(bf16));
     }
-    static void score(const Query* queries, int first, int last, const ChunkRows<bf16>& chunk, int head_dim,
-                      Packed* packed, float* scores) {
-        for (int position = 0; position < chunk.count; position += kLanes)
-            for (int d = 0; d < head_dim; d += 2 * kLanes) {
+    static void score(const Query* queries, int first, int last, const ChunkRows<bf16>& chunk, const ChunkRows<bf16>& next,
+                      int head_dim, Packed* packed, float* scores) {
+        for (int position = 0; position < kChunk; position += kLanes) {
+            fetch(next.keys, position, position + kLanes, next.count, head_dim);
+            for (int d = 0; position < chunk.count && d < head_dim; d += 2 * kLanes) {
                 __m512i block[kLanes];
                 for (int i = 0; i < kLanes; ++i)
                     block[i] = position + i < chunk.count ? _mm512_loadu_si512(chunk.keys[position + i] + d)
@@ -134,13 +151,14 @@ struct PairChunk {
                 for (int i = 0; i < kLanes; ++i)
                     _mm512_storeu_si512(packed + (d / 2 + i) * kChunk + position, block[i]);
             }
+        }
         in_groups(first, last, [&]<int Rows>(int row) {
             score_rows<Rows>(queries + row * head_dim, head_dim, packed, scores + row * kChunk);
         });
     }
     static void mix(const Weight* weights, const float* scales, int first, int last, const ChunkRows<bf16>& chunk,
-                    int head_dim, Packed* packed, float* mixed) {
-        pack_values(chunk, 2, head_dim, packed);
+                    const ChunkRows<bf16>& next, int head_dim, Packed* packed, float* mixed) {
+        pack_values(chunk, next, 2, head_dim, packed);
         in_groups(first, last, [&]<int Rows>(int row) {
             const bf16* own = weights + row * kWeightStride;
             float* target = mixed + row * head_dim;
@@ -236,8 +254,8 @@ struct MatrixChunk {
                     _mm512_storeu_si512(target + first * head_dim + (d / 2 + i) * 2 * kLanes, block[i]);
             }
     }
-    static void score(const Query* queries, int first, int last, const ChunkRows<bf16>& chunk, int head_dim,
-                      Packed* packed, float* scores) {
+    static void score(const Query* queries, int first, int last, const ChunkRows<bf16>& chunk, const ChunkRows<bf16>& next,
+                      int head_dim, Packed* packed, float* scores) {
         bf16* copied = reinterpret_cast<bf16*>(packed);
         if (!chunk.tiled)
             for (int position = 0; position < chunk.count; ++position)
@@ -246,7 +264,9 @@ struct MatrixChunk {
         for (int row = first / 16 * 16; row < last; row += 16) {
             const int num_rows = last - row < 16 ? last - row : 16;
             shape_tiles(num_rows);
-            for (int position = 0; position < chunk.count; position += 16) {
+            for (int position = 0; position < kChunk; position += 16) {
+                if (row == first / 16 * 16) fetch(next.keys, position, position + 16, next.count, head_dim);
+                if (position >= chunk.count) continue;
                 const bf16* keys = chunk.tiled ? chunk.keys[position] : copied + position * head_dim;
                 _tile_zero(0);
                 for (int d = 0; d < head_dim; d += 32) {
@@ -270,8 +290,8 @@ struct MatrixChunk {
         }
     }
     static void mix(const Weight* weights, const float* scales, int first, int last, const ChunkRows<bf16>& chunk,
-                    int head_dim, Packed* packed, float* mixed) {
-        pack_values(chunk, 32, head_dim, packed);
+                    const ChunkRows<bf16>& next, int head_dim, Packed* packed, float* mixed) {
+        pack_values(chunk, next, 32, head_dim, packed);
         for (int row = first; row < last; ++row)
             for (int d = 0; d < head_dim; d += kLanes)
                 store(mixed + row * head_dim + d, load(mixed + row * head_dim + d) * scales[row]);
