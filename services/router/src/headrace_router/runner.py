@@ -78,7 +78,12 @@ class Runner:
         """Raises RequestError or BusError before the first byte, or StreamCut. `may_begin_anew`: raises
         EndedWithoutAnswer, if the plan follows a call that failed and its client was told nothing of it. `on_refusal`
         is awaited if nothing was queued."""
-        generation = self._generation(call, plan)
+        try:
+            generation = self._generation(call, plan)
+        except ServiceFailure:
+            if on_refusal is not None:
+                await on_refusal()
+            raise
         meter = CallMeter(self._metrics, plan.model.card.model, call.arrived_at, is_new=not plan.follows)
         is_queued = False
         try:
@@ -150,6 +155,7 @@ class Runner:
         return plan.request_id if plan.is_held else None
 
     def _generation(self, call: Call, plan: Plan) -> Generation:
+        """Raises ServiceFailure if its time is up already."""
         limits = self._settings.limits
         left_s = plan.timeout_s - (time.monotonic() - call.arrived_at)
         if left_s <= 0.0:
