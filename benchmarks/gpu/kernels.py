@@ -12,13 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.gpu.measuring import DEVICE, DTYPE, IS_DRY, Ceilings, ceilings, replayed_seconds
 from benchmarks.gpu.report import Row, emit
 from headrace_worker.attention.triton import TritonAttention
-from headrace_worker.cuda.triton_backend import InvariantPacking
+from headrace_worker.cuda.packing import InvariantPacking, QuantizedPacking
 from headrace_worker.kernels.kv_write import write_kv
 from headrace_worker.kernels.rotary import rotate
 from headrace_worker.kernels.rows import act_mul, rms_norm
 from headrace_worker.kernels.sampling import sample
 from headrace_worker.kernels.sampling_table import Need, SamplingTable
 from headrace_worker.kv_cache import KVCache
+from headrace_worker.models.decoder_weights import Packing
+from headrace_worker.models.linear import Linear, TorchPacking
 
 SECTION = "kernels"
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = (4, 2, 16, 16) if IS_DRY else (32, 8, 128, 16)
@@ -34,41 +36,44 @@ LONG_CONTEXT_TARGET = 0.85
 
 
 def linears(limits: Ceilings) -> Iterator[Row]:
-    """The matrices of one layer, by cuBLAS and by the kernel that sums up every row alike."""
-    shapes = {
-        "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
-        "output": (HIDDEN, HEADS * HEAD_DIM),
-        "gate_up": (2 * INNER, HIDDEN),
-        "down": (HIDDEN, INNER),
+    """The matrices of one layer, in every form that weights can have."""
+    shapes = (
+        ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+        (HIDDEN, HEADS * HEAD_DIM),
+        (2 * INNER, HIDDEN),
+        (HIDDEN, INNER),
+    )
+    num_weights = sum(rows * columns for rows, columns in shapes)
+    packings: dict[str, tuple[Packing[Linear], float]] = {
+        "cuBLAS": (TorchPacking(folds_norms=False), 2.0),
+        "batch-invariant": (InvariantPacking(), 2.0),
+        "int8": (QuantizedPacking("int8", VOCAB), 1.0),
+        "int4": (QuantizedPacking("int4", VOCAB), 0.5),
+        "fp8": (QuantizedPacking("fp8", VOCAB), 1.0),
     }
-    weights = [
-        {name: torch.randn(shape, device=DEVICE).to(DTYPE) for name, shape in shapes.items()} for _ in range(VARIANTS)
-    ]
-    packing = InvariantPacking()
-    invariant = [{name: packing.linear(weight, None) for name, weight in one.items()} for one in weights]
-    num_weights = sum(rows * columns for rows, columns in shapes.values())
-    for batch in BATCHES:
-        inputs = {width: torch.randn(batch, width, device=DEVICE).to(DTYPE) for _, width in shapes.values()}
-
-        def plain(variant: int, inputs: dict[int, Tensor] = inputs) -> None:
-            for weight in weights[variant].values():
-                F.linear(inputs[weight.shape[1]], weight)
-
-        def alike(variant: int, inputs: dict[int, Tensor] = inputs) -> None:
-            for name, linear in invariant[variant].items():
-                linear(inputs[shapes[name][1]])
-
-        floor_s = max(2 * num_weights / limits.bytes_per_s, 2 * batch * num_weights / limits.flops_per_s)
-        for name, work in (("cuBLAS", plain), ("batch-invariant", alike)):
-            took_s = replayed_seconds(work, VARIANTS)
+    for name, (packing, bytes_each) in packings.items():
+        layers = [
+            [packing.linear(torch.randn(shape, device=DEVICE).to(DTYPE), None) for shape in shapes]
+            for _ in range(VARIANTS)
+        ]
+        for batch in BATCHES:
+            inputs = [torch.randn(batch, width, device=DEVICE).to(DTYPE) for _, width in shapes]
+            took_s = replayed_seconds(partial(_multiply, layers, inputs), VARIANTS)
+            num_bytes = num_weights * bytes_each
+            floor_s = max(num_bytes / limits.bytes_per_s, 2 * batch * num_weights / limits.flops_per_s)
             yield Row(
                 SECTION,
                 f"a layer's matrices, {batch} rows, {name}: {took_s * 1e6:.0f} µs",
-                2 * num_weights / took_s / 1e9,
+                num_bytes / took_s / 1e9,
                 "GB/s",
                 floor_s / took_s,
                 "roofline",
             )
+
+
+def _multiply(layers: list[list[Linear]], inputs: list[Tensor], variant: int) -> None:
+    for linear, rows in zip(layers[variant], inputs, strict=True):
+        linear(rows)
 
 
 def make_cache(num_blocks: int) -> KVCache:

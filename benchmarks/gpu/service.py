@@ -40,7 +40,7 @@ TINY |= {"num_key_value_heads": 2}
 def save_random(folder: Path, raw: dict[str, object]) -> None:
     """A checkpoint of this shape with random weights, and words w0, w1 … as its vocabulary."""
     from safetensors.torch import save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     from benchmarks.gpu.shapes import RandomWeights
     from headrace_worker.models.hf_config import config_from_hf
@@ -51,6 +51,7 @@ def save_random(folder: Path, raw: dict[str, object]) -> None:
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
 
 

@@ -34,7 +34,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     gpu_memory_share: float = 0.9
     """Of a GPU's memory, for weights, cache and all else of this process."""
     quantization: str = "none"
-    """Of the weights, on a CPU: none, auto (what a quantized file has), int8 or int4."""
+    """Of the weights: none, int8, int4, on a CPU also auto (what a quantized file has), on a GPU also fp8."""
     speculative_tokens: int = 0
     """Most tokens that are guessed ahead for a sequence in an iteration; 0: none."""
     place: RankPlace = RankPlace()

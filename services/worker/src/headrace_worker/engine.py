@@ -34,8 +34,8 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     report("finding the model", 1, 1)
     if config.speculative_tokens and device.type == "cuda":
         raise ConfigError("speculative_tokens", "drafts are verified on CPUs only")
-    if config.quantization != Quantization.NONE and device.type == "cuda":
-        raise ConfigError("quantization", "weights are quantized on CPUs only")
+    if config.quantization == "fp8" and device.type != "cuda":
+        raise ConfigError("quantization", "fp8 weights need a GPU")
     if device.type == "cuda":
         return load_on_gpu(checkpoint, config.served_name or files.name, config, device, dtype, report)
     longest = min(checkpoint.config.context, config.context or checkpoint.config.context)

@@ -37,8 +37,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     """The same request gives the same tokens whatever else is computed with it; costs some speed on a GPU."""
     gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.9
     """Share of a GPU's memory that the worker may use."""
-    quantization: Literal["none", "auto", "int8", "int4"] = "none"
-    """Weights in 8 or 4 bits, on a CPU with compiled kernels; auto: as many as a quantized GGUF file has."""
+    quantization: Literal["none", "auto", "int8", "int4", "fp8"] = "none"
+    """Weights in 8 or 4 bits, on a GPU or a CPU with compiled kernels; auto (CPU): as many as a quantized GGUF file
+    has; fp8 (GPU): activations too."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes (on GPUs: one each) that share the work of every layer."""
     pipeline_parallel: Annotated[int, Meta(ge=1, le=64)] = 1

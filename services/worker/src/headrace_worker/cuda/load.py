@@ -16,8 +16,7 @@ def load_on_gpu(
     checkpoint: Checkpoint, name: str, config: EngineConfig, device: torch.device, dtype: torch.dtype, report: Report
 ) -> CudaEngine:
     """`name`: how the model is called. Raises ConfigError for what cannot be run there."""
-    if config.quantization != "none":
-        raise ConfigError("quantization", f"{config.quantization} weights are for CPUs only")
+    _check_quantization(config, device)
     try:
         from headrace_worker.cuda.triton_backend import triton_backend  # only where there is Triton
     except ImportError as error:
@@ -34,9 +33,24 @@ def load_on_gpu(
     return build_engine(
         checkpoint.config,
         checkpoint.source,
-        triton_backend(CudaDevice(device), deterministic=config.deterministic),
+        triton_backend(
+            CudaDevice(device),
+            deterministic=config.deterministic,
+            quantization=config.quantization,
+            vocab_size=checkpoint.config.vocab_size,
+        ),
         sizes,
         lambda context: checkpoint.make_card(name, context),
         dtype=dtype,
         report=report,
     )
+
+
+def _check_quantization(config: EngineConfig, device: torch.device) -> None:
+    kind = config.quantization
+    if kind not in ("none", "int8", "int4", "fp8"):
+        raise ConfigError("quantization", f"{kind} is for CPUs only")
+    if kind != "none" and config.deterministic:
+        raise ConfigError("deterministic", f"on a GPU not with {kind} weights")
+    if kind == "fp8" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError("quantization", f"{device} has no 8-bit floating-point units")

@@ -1,5 +1,5 @@
-"""The backend of CUDA devices: Triton kernels, and matrix products by cuBLAS or, where results must not depend on the
-batch, by a kernel that sums up every row alike."""
+"""The backend of CUDA devices: Triton kernels, and matrix products by cuBLAS, or by kernels where weights are quantized
+or results must not depend on the batch."""
 
 from functools import partial
 
@@ -11,10 +11,11 @@ from headrace_worker.cuda.device import Device
 from headrace_worker.cuda.forward import DeviceBatch
 from headrace_worker.cuda.kernel_operations import KernelOperations
 from headrace_worker.cuda.kernel_sampler import KernelSampler
+from headrace_worker.cuda.packing import InvariantPacking, QuantizedPacking
 from headrace_worker.cuda.sizing import Sizes
-from headrace_worker.kernels.matmul import matmul
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
+from headrace_worker.models.decoder_weights import Packing
 from headrace_worker.models.linear import Linear, TorchPacking
 from headrace_worker.models.operations import Attend
 from headrace_worker.models.shard import Shard
@@ -51,23 +52,17 @@ class PagedAttention:
         return attend
 
 
-class InvariantPacking:
-    """Leaves weights as they are; each output is summed up in the same order whatever the number of rows."""
-
-    folds_norms = False
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return partial(matmul, weight=weight, bias=bias)
-
-    def gate_up(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return self.linear(weight, bias)
-
-
-def triton_backend(device: Device, *, deterministic: bool) -> Backend:
-    """`deterministic`: a sequence's tokens do not depend on what else is computed with them."""
+def triton_backend(device: Device, *, deterministic: bool, quantization: str = "none", vocab_size: int = 0) -> Backend:
+    """`deterministic`: a sequence's tokens do not depend on what else is computed with them; not with `quantization`,
+    which is none, int8, int4 or fp8."""
+    packing: Packing[Linear] = TorchPacking(folds_norms=False)
+    if deterministic:
+        packing = InvariantPacking()
+    elif quantization != "none":
+        packing = QuantizedPacking(quantization, vocab_size)
     return Backend(
         device=device,
-        packing=InvariantPacking() if deterministic else TorchPacking(folds_norms=False),
+        packing=packing,
         operations=lambda config: KernelOperations(config.norm_epsilon),
         sampler=KernelSampler,
         attention=partial(PagedAttention, deterministic=deterministic),

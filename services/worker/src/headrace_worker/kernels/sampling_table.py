@@ -105,7 +105,8 @@ class SamplingTable:
     def _count(self, slot: int, prompt: np.ndarray, output: np.ndarray) -> None:
         counts = self.counts[slot].zero_()
         for ids, amount in ((np.unique(prompt), 1), (output, 2)):
-            known = torch.from_numpy(ids[ids < self.vocab_size]).to(self.device)
+            host = torch.from_numpy(ids[ids < self.vocab_size])
+            known = (host.pin_memory() if counts.is_cuda else host).to(self.device, non_blocking=True)
             counts.index_add_(0, known, torch.full_like(known, amount, dtype=torch.int32))
 
     @staticmethod
