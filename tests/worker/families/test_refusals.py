@@ -8,8 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace_shared.errors import ConfigError
+from headrace_worker.models.checkpoint import open_checkpoint
 from headrace_worker.models.config import ModelConfig, Rope, RopeScaling
 from headrace_worker.models.hf_config import config_from_hf
+from headrace_worker.models.linear import TorchPacking
+from headrace_worker.models.reading import read_decoder
+from headrace_worker.models.weights import TensorSource
 from headrace_worker.native.forward import why_not_native
 from tests.worker.checkpoints import SIZES, load_tiny, save_checkpoint
 from tests.worker.families.variants import GEMMA, QWEN3_MOE
@@ -122,6 +126,36 @@ def test_a_missing_or_misshapen_tensor_is_named(tmp_path: Path, changes: dict[st
         save_file({key: value for key, value in tensors.items() if key != name}, file)
         with pytest.raises(ConfigError, match=f"lacks {name}"):
             load_tiny(tmp_path)
+
+
+def test_a_tensor_that_is_missing_at_the_end_is_missed_before_anything_is_read(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, tie_word_embeddings=False)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    save_file(tensors, file)
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match=r"lacks lm_head\.weight"):
+        read_decoder(
+            checkpoint.config,
+            Unreadable(checkpoint.source),
+            TorchPacking(folds_norms=True),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            report=lambda done, total: None,
+        )
+
+
+class Unreadable:
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+        self.shape = source.shape
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._source
+
+    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
+        raise AssertionError(f"{name} was read")
 
 
 FITS: dict[str, Any] = {

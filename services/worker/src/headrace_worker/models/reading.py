@@ -1,7 +1,8 @@
 """Reads a checkpoint into a decoder's weights: checked, cut to the rank's shard, fused, and packed, layer by layer, so
 that hardly more than the result is ever in memory."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
 import torch
@@ -35,47 +36,64 @@ def read_decoder(
     device: torch.device,
     report: Callable[[int, int], None],
 ) -> DecoderWeights[Packed]:
-    """Raises ConfigError for a checkpoint that lacks a tensor or has one of another shape, and for a model that cannot
-    be divided like this. `report`: layers done, layers in all."""
+    """Raises ConfigError, before anything is read, for a checkpoint that lacks a tensor or has one of another shape,
+    and for a model that cannot be divided like this. `report`: layers done, layers in all."""
     shard.check(config)
     if config.mixture is not None:
         check_alignment(len(shard.inner(config)), config.hidden_size, dtype)
-    reader = _LayerReader(config, shard, TensorReader(source, dtype, device), packing)
-    indexes = shard.layers(config)
-    layers = []
-    for done, index in enumerate(indexes):
-        report(done, len(indexes))
-        layers.append(reader.layer(f"model.layers.{index}."))
-    report(len(indexes), len(indexes))
-    embedding = reader.embedding() if shard.is_first else None
-    norm = head = None
-    if shard.is_last:
-        norm, head = reader.head(embedding)
+    # The same walk without reading: a wrong tensor at the end is not found after minutes.
+    checker = TensorReader(source, dtype, torch.device("cpu"), only_checks=True)
+    dry = _DecoderReader(config, shard, checker, _Unpacked())
+    deque(dry.layers(), maxlen=0)
+    dry.ends()
+    reader = _DecoderReader(config, shard, TensorReader(source, dtype, device), packing)
+    num_layers = len(shard.layers(config))
+    layers: list[Layer[Packed]] = []
+    report(0, num_layers)
+    for layer in reader.layers():
+        layers.append(layer)
+        report(len(layers), num_layers)
+    embedding, norm, head = reader.ends()
     return DecoderWeights(config, shard, embedding, layers, norm, head)
 
 
-class _LayerReader(Generic[Packed]):
+class _Unpacked:
+    folds_norms = False
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return weight
+
+    gate_up = linear
+
+
+class _DecoderReader(Generic[Packed]):
     def __init__(self, config: ModelConfig, shard: Shard, reader: TensorReader, packing: Packing[Packed]) -> None:
         self._config = config
         self._shard = shard
         self._reader = reader
         self._packing = packing
 
-    def embedding(self) -> Tensor:
-        return self._vocabulary("model.embed_tokens.weight")
+    def layers(self) -> Iterator[Layer[Packed]]:
+        """Of this pipeline stage."""
+        for index in self._shard.layers(self._config):
+            yield self._layer(f"model.layers.{index}.")
 
-    def head(self, embedding: Tensor | None) -> tuple[Tensor | None, Packed]:
-        """The last norm's weight, if it is not multiplied into the head, and the head."""
-        config = self._config
+    def ends(self) -> tuple[Tensor | None, Tensor | None, Packed | None]:
+        """The embedding, the last norm's weight, if it is not multiplied into the head, and the head, as far as they
+        are in this pipeline stage."""
+        config, shard = self._config, self._shard
+        embedding = self._vocabulary("model.embed_tokens.weight") if shard.is_first else None
+        if not shard.is_last:
+            return embedding, None, None
         norm = self._norm("model.norm.weight")
         name = "model.embed_tokens.weight" if config.ties_embeddings else "lm_head.weight"
         if self._packing.folds_norms:
-            return None, self._packing.linear(self._vocabulary(name, norm), None)
+            return embedding, None, self._packing.linear(self._vocabulary(name, norm), None)
         # The same memory twice, where the packing leaves weights as they are.
         weight = embedding if embedding is not None and config.ties_embeddings else self._vocabulary(name)
-        return norm, self._packing.linear(weight, None)
+        return embedding, norm, self._packing.linear(weight, None)
 
-    def layer(self, prefix: str) -> Layer[Packed]:
+    def _layer(self, prefix: str) -> Layer[Packed]:
         config = self._config
         norm = self._norm(f"{prefix}input_layernorm.weight")
         after_attention = after_mlp = None
@@ -112,13 +130,11 @@ class _LayerReader(Generic[Packed]):
         start = 0
         for name, num_rows, rows in parts:
             place = slice(start, start + len(rows))
-            reader.fill(weight[place], f"{prefix}{name}_proj.weight", (num_rows, hidden), rows=rows, norm=norm)
+            rotated = None if name == "v" else config.head_dim
+            shape = (num_rows, hidden)
+            reader.fill(weight[place], f"{prefix}{name}_proj.weight", shape, rows=rows, norm=norm, rotated=rotated)
             if bias is not None:
-                reader.fill(bias[place], f"{prefix}{name}_proj.bias", (num_rows,), rows=rows)
-            if name != "v":
-                for values in (weight, bias):
-                    if values is not None:
-                        values[place] = neighbours(values[place], config.head_dim)
+                reader.fill(bias[place], f"{prefix}{name}_proj.bias", (num_rows,), rows=rows, rotated=rotated)
             start = place.stop
         output = reader.empty(hidden, len(q_rows))
         reader.fill(output, f"{prefix}o_proj.weight", (hidden, all_q), columns=q_rows)
