@@ -4,6 +4,7 @@ A call is *held* if its client may come back: it asked for a resumable stream, g
 answer in the background. Held calls leave a record that every router can go on from.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import re
@@ -31,6 +32,8 @@ from headrace_shared.telemetry import continue_trace
 
 MAX_CLAIMS = 4
 """Attempts to get an idempotency key that others want at the same time."""
+LAG_S = 0.1
+"""A broker of a cluster may answer before it knows what another one has stored."""
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -112,6 +115,7 @@ class Caller:
             if claim is not None:
                 await self._runner.run(call, plan, on_refusal=partial(self._store.forget, key, claim))
                 return
+            await asyncio.sleep(LAG_S)
         raise InvalidRequest(
             f"Others are using this {IDEMPOTENCY_KEY} right now.", param=IDEMPOTENCY_KEY, code="idempotency_key_busy"
         )
@@ -167,8 +171,12 @@ class Caller:
         return plan._replace(told=parse_position(options.last_event_id, plan.request_id, plan.num_choices))
 
     async def _record_of(self, headers: Mapping[str, str], request_id: str) -> CallRecord:
-        is_id = _REQUEST_ID.fullmatch(request_id) is not None
-        record = await self._store.load(RequestId(request_id)) if is_id else None
+        record = None
+        if _REQUEST_ID.fullmatch(request_id):
+            record = await self._store.load(RequestId(request_id))
+            if record is None:
+                await asyncio.sleep(LAG_S)
+                record = await self._store.load(RequestId(request_id))
         if record is None or record.owner != owner_of(headers):
             raise InvalidRequest("There is no such request, or not any more.", code="request_not_found")
         return record
