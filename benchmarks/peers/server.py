@@ -15,7 +15,7 @@ from benchmarks.client import run
 from benchmarks.workload import Job
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 900.0
 
 
 class ServerSpec(NamedTuple):
