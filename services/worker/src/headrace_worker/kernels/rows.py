@@ -127,7 +127,7 @@ SPECIALIZATIONS = [
             {"num_warps": _num_warps(triton.next_power_of_2(width))},
             attributes={"row_stride": 16},
         )
-        for width, residual in ((576, False), (4096, True), (8192, True))
+        for width, residual in ((576, False), (8192, True))
     ),
     *(
         Specialization(

@@ -171,7 +171,7 @@ def sample(
             vocab_size,
             logits.stride(0),
             padded_size // CHUNK,
-            NUM=num_logprobs,
+            num_logprobs,
             CHUNKS=triton.next_power_of_2(padded_size // CHUNK),
             num_warps=4,
         )

@@ -141,7 +141,7 @@ def finish(
     tl.store(numbers + 2, tl.load(numbers + 2) + 1)
 
 
-@jit
+@jit(do_not_specialize=("num_logprobs",))
 def likeliest(
     logits,
     slots,
@@ -153,11 +153,11 @@ def likeliest(
     vocab_size,
     logits_stride,
     num_chunks,
-    NUM: tl.constexpr,
+    num_logprobs,
     CHUNKS: tl.constexpr,
 ):
-    """Program (row). Writes top_ids and top_logprobs [rows, NUM], the likeliest first, equals by id. Only the chunk of
-    the one just taken is looked at again."""
+    """Program (row). Writes top_ids and top_logprobs [rows, num_logprobs], the likeliest first, equals by id. Only the
+    chunk of the one just taken is looked at again."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(slots + row) < 0:
         return
@@ -169,7 +169,7 @@ def likeliest(
     peaks = tl.load(chunk_peaks + row * num_chunks + chunks, mask=chunks < num_chunks, other=-float("inf"))
     last = tl.max(peaks, axis=0)
     last_token = -1
-    for rank in range(NUM):
+    for rank in range(num_logprobs):
         best = tl.max(peaks, axis=0)
         chunk = tl.argmax(peaks, axis=0)
         tokens = chunk * CHUNK_WIDTH + within
@@ -177,8 +177,8 @@ def likeliest(
         values = values.to(tl.float32)
         left = (values < last) | ((values == last) & (tokens > last_token))
         token = tl.min(tl.where(left & (values == best), tokens, 0x7FFFFFFF), axis=0)
-        tl.store(top_ids + row * NUM + rank, token)
-        tl.store(top_logprobs + row * NUM + rank, best - total)
+        tl.store(top_ids + row * num_logprobs + rank, token)
+        tl.store(top_logprobs + row * num_logprobs + rank, best - total)
         left = (values < best) | ((values == best) & (tokens > token))
         peaks = tl.where(chunks == chunk, tl.max(tl.where(left, values, -float("inf")), axis=0), peaks)
         last = best

@@ -6,7 +6,7 @@ from typing import Any
 from headrace_worker.kernels.jit import Kernel
 from headrace_worker.kernels.sampling import BLOCK, REFINE_WARPS
 from headrace_worker.kernels.sampling_draw import finish, likeliest, run_chunks
-from headrace_worker.kernels.sampling_filter import HISTOGRAM, NUM_STEPS, refine, shift_of
+from headrace_worker.kernels.sampling_filter import HISTOGRAM, LEVELS, NUM_STEPS, refine, shift_of
 from headrace_worker.kernels.sampling_scores import adjust
 from headrace_worker.kernels.sampling_table import FLOATS, INTEGERS, MAX_BIASES, MAX_STOP_IDS
 from headrace_worker.kernels.specialization import Specialization
@@ -47,6 +47,7 @@ _TYPES = {
     "padded_size": "i32",
     "num_blocks": "i32",
     "num_chunks": "i32",
+    "num_logprobs": "i32",
 }
 _SIZES = {
     "NUM_INTEGERS": len(INTEGERS),
@@ -90,10 +91,10 @@ SPECIALIZATIONS = [
         _specialization(
             f"sample: refine[{step}]", refine, REFINE_WARPS, {"STEP": step, "SHIFT": shift_of(step), "FILTERS": True}
         )
-        for step in range(NUM_STEPS)
+        for step in (0, 1, LEVELS, NUM_STEPS - 1)  # the others differ from these in constants only
     ),
     _specialization("sample: run_chunks", run_chunks, 8, {"FILTERS": True}),
     _specialization("sample: finish[greedy]", finish, 4, _GREEDY),
     _specialization("sample: finish[all]", finish, 4, _ALL),
-    _specialization("sample: likeliest[20]", likeliest, 4, {"NUM": 20}),
+    _specialization("sample: likeliest", likeliest, 4, {}),
 ]
