@@ -77,6 +77,23 @@ def test_a_suspect_that_loses_its_worker_again_is_given_up_and_its_batch_mates_g
     assert (admission.request.request_id, list(unpack_ids(admission.output))) == ("mate", [7, 8])
 
 
+def test_a_conviction_spares_the_others_their_trial() -> None:
+    made = scheduler(facts())
+    add(made, *(request(f"r{number}", max_tokens=60, salt=str(number)) for number in range(1, 5)))
+    step(made)
+    for sequence_id in (2, 3, 4):
+        advance(made, sequence_id, 41, 7, 8)
+    made.add_worker(W2, facts(), (), NOW)
+    assert admitted_names(fail(made, W1), W2) == ["r1"]
+    made.add_worker(W3, facts(), (), NOW)
+    decisions = fail(made, W2)
+    assert [ended.event.request_id for ended in decisions.ended] == ["r1"]
+    assert admitted_names(decisions, W3) == ["r2", "r3", "r4"] and made.gauges().num_trials == 0
+    # One of them kills a worker as well: it was spared for another's deed, not for its own.
+    made.add_worker(W1, facts(), (), NOW)
+    assert len(admitted_names(fail(made, W3))) == 1 and made.gauges().num_trials == 1
+
+
 def test_nobody_waits_for_the_suspects_of_another_worker() -> None:
     made = scheduler(facts(), facts(), facts())
     add(made, request("r1", max_tokens=60), request("r2", max_tokens=60, salt="x"), request("r3", salt="y"))

@@ -109,7 +109,7 @@ class Scheduler:
         requests = list({id(r): r for stay in ledger.stays.values() if (r := stay.request) and r.num_open}.values())
         self._abandon(ledger)
         self._num_losses += len(requests)
-        self._suspects.lost(ledger, requests, cause, f"{worker_id}: {reason or cause.value}")
+        self._suspects.lost(worker_id, ledger, requests, cause, reason)
         self._registry.may_admit = True
 
     def can_hand_over(self, worker_id: WorkerId) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace_scheduler.prefix_index import TOKEN_BYTES, BlockHash, extend_chain, last_hash, root_hash
 from headrace_shared.codec import pack_ids
-from headrace_shared.messages import Outcome, Request
+from headrace_shared.messages import Outcome, Request, WorkerId
 
 if TYPE_CHECKING:
     from headrace_scheduler.ledger import Stay
@@ -147,6 +147,7 @@ class OwnedRequest:
         "request",
         "sequences",
         "stream_sequence",
+        "suspected_in",
         "suspicion",
     )
 
@@ -165,6 +166,8 @@ class OwnedRequest:
         """Workers that were lost with it on board."""
         self.suspicion = 0
         """What these losses weigh against it, since it was last acquitted."""
+        self.suspected_in: tuple[WorkerId, ...] = ()
+        """The workers that were lost since then, as far as this process has seen it."""
         self.num_acquittals = 0
         self.loss_reasons: tuple[str, ...] = ()
         """Of the latest losses, oldest first."""

@@ -1,7 +1,8 @@
 """Requests that workers may die of, and their trial: alone on a worker, for as long as it takes to know.
 
 A death implicates everybody who was on board. Nobody is given up for that: a suspect runs by itself, and only who loses
-its worker there is given up. Whoever gets past the place where the worker died is acquitted and joins the others again.
+its worker there is given up. Whoever gets past the place where the worker died is acquitted and joins the others again;
+and so does, untried, whoever was suspected for deaths that a conviction explains.
 A poison request thus costs two workers, and its batch-mates a moment.
 
     innocent ── losses weigh SUSPECT_AT ──> suspect ── recorded ──> on trial ──┬── worker lost ──> given up
@@ -43,7 +44,14 @@ class Suspects:
         self.records: list[tuple[RequestId, LossRecord]] = []
         """Not yet handed out."""
 
-    def lost(self, ledger: WorkerLedger, requests: Iterable[OwnedRequest], cause: LossCause, reason: str) -> None:
+    def lost(
+        self,
+        worker_id: WorkerId,
+        ledger: WorkerLedger,
+        requests: Iterable[OwnedRequest],
+        cause: LossCause,
+        reason: str,
+    ) -> None:
         """`requests` had something on a worker that is gone, if only in flight. `ledger` is its last state."""
         weight = WEIGHTS[cause]
         if not weight:
@@ -52,11 +60,14 @@ class Suspects:
             was_on_trial = ledger.trial is request
             request.num_losses += 1
             request.suspicion += weight
-            request.loss_reasons = (*request.loss_reasons, reason)[-MAX_REASONS:]
+            request.suspected_in = (*request.suspected_in, worker_id)[-MAX_REASONS:]
+            request.loss_reasons = (*request.loss_reasons, f"{worker_id}: {reason or cause.value}")[-MAX_REASONS:]
             if not request.num_open:
                 continue
             if was_on_trial:
-                self._registry.quarantine(request, QUARANTINED, MESSAGE, f"{request.num_losses} workers lost: {reason}")
+                detail = f"{request.num_losses} workers lost, the last one with nobody else: {request.loss_reasons[-1]}"
+                self._registry.quarantine(request, QUARANTINED, MESSAGE, detail)
+                self._explain(request)
             elif request.num_losses > self._max_losses:
                 self._registry.quarantine(request, QUARANTINED, MESSAGE, f"{request.num_losses} losses, too many")
             else:
@@ -97,7 +108,7 @@ class Suspects:
         waiting = {id(s.request): s.request for s in registry.waiting if s.request.is_suspect}
         suspects = [request for key, request in waiting.items() if request.is_recorded and key not in assigned]
         num_left = max(1, sum(ledger.accepting for ledger in self._workers.values()) // 2) - len(assigned)
-        # Most die early: whoever got least far is the likeliest, and its conviction spares nobody's time but its own.
+        # Most poison acts early: whoever got least far is the likeliest, and its conviction spares the others a trial.
         suspects.sort(key=lambda request: (request.num_generated, request.stream_sequence, request.arrival))
         cleared: list[Stay] = []
         for request in suspects[: max(0, num_left)]:
@@ -128,8 +139,19 @@ class Suspects:
         if still:
             return
         request.suspicion = 0
+        request.suspected_in = ()
         request.num_acquittals += 1
         ledger.trial = None
+        self._registry.may_admit = True
+
+    def _explain(self, culprit: OwnedRequest) -> None:
+        """Others who were suspected for the same deaths need no trial. Should one of them be a second culprit, it has
+        killed nobody yet."""
+        explained = set(culprit.suspected_in)
+        for request in self._registry.requests.values():
+            if request.suspected_in and explained.issuperset(request.suspected_in):
+                request.suspicion = 0
+                request.suspected_in = ()
         self._registry.may_admit = True
 
 
