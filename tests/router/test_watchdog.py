@@ -42,3 +42,12 @@ def test_a_log_that_cannot_be_read_is_tried_again() -> None:
     watchdog.on_gap(1.0)
     watchdog.on_failed_look(2.0)
     assert watchdog.look_at == 2.0 + LOOK_DELAYS_S[-1]
+
+
+def test_nothing_alarms_before_the_next_look_when_all_is_late_already() -> None:
+    watchdog = Watchdog(0.0, request_timeout_s=500.0, stall_timeout_s=10.0)
+    watchdog.is_running = True
+    watchdog.on_gap(9.0)
+    watchdog.on_failed_look(9.1)
+    assert watchdog.check(12.0) is None
+    assert watchdog.next_alarm() == watchdog.look_at == 9.1 + LOOK_DELAYS_S[-1]

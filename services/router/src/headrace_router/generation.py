@@ -144,14 +144,16 @@ class Generation:
             if deltas or self._num_open == 0:
                 return deltas
             now = self._now()
+            alarm = min(until, self._watchdog.next_alarm())
+            if now < alarm and self._failure is None and not self._mailbox.is_troubled:
+                await self._mailbox.wait(alarm)
+                continue
             self._check_health(now)
             if now >= self._watchdog.look_at:
                 if deltas := await self._look():
                     return deltas
-                continue
-            if now >= until:
+            elif now >= until:
                 return []
-            await self._mailbox.wait(min(until, self._watchdog.next_alarm()))
 
     def _absorb(self, messages: Sequence[LogMessage]) -> list[ChoiceDelta]:
         deltas: list[ChoiceDelta] = []

@@ -34,6 +34,10 @@ class Mailbox:
         self.failure: RequestError | None = None
         """The reader is to end with this."""
 
+    @property
+    def is_troubled(self) -> bool:
+        return self.has_overflowed or self.may_have_missed or self.failure is not None
+
     def put(self, message: LogMessage) -> None:
         if len(self._messages) >= self._capacity:
             self.has_overflowed = True
@@ -61,7 +65,7 @@ class Mailbox:
 
     async def wait(self, until: float) -> None:
         """Until there is something new, at most until this time of the event loop. May return early."""
-        if self._messages or self.has_overflowed or self.may_have_missed or self.failure:
+        if self._messages or self.is_troubled:
             return
         loop = asyncio.get_running_loop()
         if self._alarm is None or self._alarm.when() > until:

@@ -64,7 +64,7 @@ class Watchdog:
             self.look_at = now
         if now >= self._deadline:
             return "timeout"
-        if now >= self._stalled_at() and self.look_at == NEVER:
+        if now >= self._stalled_at():
             return "stalled"
         return None
 
@@ -73,7 +73,9 @@ class Watchdog:
         return min(self._deadline, self._stalled_at(), self._silence_at(), self.look_at)
 
     def _stalled_at(self) -> float:
-        return self._last_event_at + self._stall_timeout_s if self.is_running else NEVER
+        if not self.is_running or self.look_at != NEVER:  # first the look
+            return NEVER
+        return self._last_event_at + self._stall_timeout_s
 
     def _silence_at(self) -> float:
         if not self.is_running or self._looked_after == self._last_event_at or self.look_at != NEVER:
