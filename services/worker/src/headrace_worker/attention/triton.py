@@ -55,7 +55,6 @@ class TritonAttention:
         at = cache.pages.device
         num_layers = cache.pages.shape[0]
         self._pages = list(cache.pages.unbind(0))
-        self._num_heads = num_heads
         self._scale = 1.0 / math.sqrt(cache.head_dim) if scale is None else scale
         self._softcap = softcap
         self._windows = list(windows) or [None] * num_layers

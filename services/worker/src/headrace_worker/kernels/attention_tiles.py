@@ -47,7 +47,9 @@ def prefill_tile(head_dim: int, is_fp8: bool, capability: int) -> Tile:
         return _INTERPRETED
     is_large = capability in (HOPPER, *LARGE_BLACKWELLS)
     if head_dim > 128:
-        return Tile(64, 64, 3, 8) if is_large else Tile(64, 32 if capability == LARGE_AMPERE else 16, 5, 8)
+        if is_large:
+            return Tile(64, 32 if is_fp8 else 64, 3, 8)
+        return Tile(64, 32 if capability == LARGE_AMPERE else 16, 5, 8)
     if head_dim <= 64 and not is_fp8 and capability <= HOPPER:
         return Tile(128, 64, 5, 8, 128)
     if is_fp8 or not is_large:
