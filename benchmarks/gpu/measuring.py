@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 IS_DRY = DEVICE.type == "cpu"
 DTYPE = torch.float16 if IS_DRY else torch.bfloat16
 """The interpreter knows no matrix products in bfloat16."""

@@ -1,5 +1,7 @@
 """Decoding and prefilling of an 8B model on the engine: how close to what memory and matrix units allow."""
 
+import gc
+
 import torch
 
 from benchmarks.gpu.measuring import DEVICE, DTYPE, IS_DRY, Ceilings, ceilings
@@ -151,6 +153,7 @@ def main() -> None:
     measure(engine, config, limits)
     measure_sampling(engine)
     del engine
+    gc.collect()
     if not IS_DRY:
         torch.cuda.empty_cache()
     measure_deterministic(config, limits)

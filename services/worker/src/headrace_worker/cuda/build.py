@@ -88,17 +88,16 @@ def build_engine(
     num_blocks = sizes.num_blocks
     if not num_blocks:
         report("measuring memory", 0, 1)
-        probe = engine_of(1, sizes.context)
-        peak_bytes = device.peak_bytes(lambda: rehearse(probe))
-        block_bytes = probe.cache.pages[:, 0].nbytes
-        del probe
+        # With the engine's own tables and buffers, which the final one will have as well.
+        peak_bytes = device.peak_bytes(lambda: rehearse(engine_of(1, sizes.context)))
         memory = device.memory()
+        heads = len(shard.layers(config)) * len(shard.kv_heads(config))
         num_blocks = blocks_that_fit(
             memory,
             share=sizes.memory_share,
             peak_bytes=peak_bytes,
             num_records=len(recorded),
-            block_bytes=block_bytes,
+            block_bytes=2 * heads * sizes.block_size * config.head_dim * dtype.itemsize,
         )
         if num_blocks < 1:
             raise ConfigError(

@@ -54,8 +54,8 @@ class CudaDevice:
     compiles = True
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        torch.cuda.set_device(device)
+        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(self._device)
         self._pool = torch.cuda.graph_pool_handle()
 
     @property

@@ -16,8 +16,12 @@ from headrace_worker.cuda.frame import Frame
 from headrace_worker.cuda.sampler import Draw, Preparation, Sampled, Wanted, to_host
 from headrace_worker.cuda.sequence import DeviceSequence, device_sequence
 from headrace_worker.cuda.tail import Tail
-from headrace_worker.kernels.sampling import sample
+from headrace_worker.kernels.sampling import MOST_LOGPROBS, sample
 from headrace_worker.kernels.sampling_table import Need, SamplingTable
+
+NUM_LOGPROBS = (0, 1, 5, 20, MOST_LOGPROBS)
+"""What is asked for is rounded up to one of these: each number is a kernel of its own, and compiling one in service
+would hold everybody up."""
 
 
 class _Plan(NamedTuple):
@@ -71,6 +75,10 @@ class KernelSampler:
                 need |= own
             if own.num_logprobs is not None:
                 wanted.append(Wanted(row, row, own.num_logprobs))
+        if need.num_logprobs is not None:
+            most = min(need.num_logprobs, MOST_LOGPROBS)
+            rounded = next(number for number in NUM_LOGPROBS if number >= most)
+            need = need._replace(num_logprobs=min(rounded, self._table.vocab_size))
         return partial(self._sample, _Plan([one.sequence_id for one in sequences], slots, need, wanted))
 
     def _sample(

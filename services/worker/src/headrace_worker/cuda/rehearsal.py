@@ -4,6 +4,8 @@ everything compiled before the first request."""
 from collections.abc import Sequence
 from itertools import count
 
+from msgspec.structs import replace
+
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import (
     Admission,
@@ -31,6 +33,8 @@ _EVERYTHING = SamplingParams(
     logit_bias={0: 1.0},
     num_logprobs=20,
 )
+_RANDOM = SamplingParams(seed=0, temperature=1.0)
+_FILTERED = SamplingParams(seed=0, temperature=1.0, top_p=0.9)
 _IDS = count(-1, -1)
 """No real sequence has a negative id."""
 
@@ -42,8 +46,10 @@ def rehearse(engine: CudaEngine) -> None:
     longest = max(1, min(facts.tokens_per_iteration - places + 1, facts.context))
     _run(engine, [longest, *([1] * (places - 1))], _EVERYTHING)
     _run(engine, [1] * places, _EVERYTHING)
-    _run(engine, [1], _GREEDY)
-    # Neither sizes nor mixtures that come up later should meet a kernel that is not compiled yet.
+    # Nothing that comes up later should meet a kernel that is not compiled yet: no way of sampling, size or mixture.
+    for sampling in (_GREEDY, _RANDOM, _FILTERED):
+        for num_logprobs in (None, 0, 1, 5):
+            _run(engine, [1], replace(sampling, num_logprobs=num_logprobs))
     for lengths in ([longest], [min(longest, 17)], [min(longest, 17), 1]):
         _run(engine, lengths[:places], _GREEDY)
 
