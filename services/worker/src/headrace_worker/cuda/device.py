@@ -38,7 +38,7 @@ class Device(Protocol):
     def mark(self) -> Mark: ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Does `work` twice or more, then returns what repeats it on the same memory at the cost of one launch. `work`
+        """Does `work`, then returns what repeats it on the same memory at the cost of one launch. `work`
         must be the same sequence of device operations each time, and wait for nothing. All records share one pool of
         intermediate memory, so the largest should come first and results must be written to memory made before."""
         ...
@@ -57,6 +57,8 @@ class CudaDevice:
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(self._device)
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all records: the allocator keeps memory for each stream that it has seen.
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     @property
     def torch_device(self) -> torch.device:
@@ -71,7 +73,7 @@ class CudaDevice:
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         # Kernels are compiled and libraries initialized outside the capture, on a stream of their own as in it.
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             work()
