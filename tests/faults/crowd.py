@@ -18,7 +18,7 @@ import httpx
 
 from tests.e2e.api import Answer
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """An answer that is not complete by then is lost."""
 RETRY_S = 0.2
 

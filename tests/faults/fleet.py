@@ -99,13 +99,16 @@ class Fleet:
         await self.deployment.kill(self.id_of(place))
         await self.start(place)
 
-    async def restart(self, place: str, timeout_s: float = 40.0) -> tuple[int, float]:
-        """SIGTERM, and a new life once it has ended. Returns the exit code and how long it took."""
+    async def stop(self, place: str, timeout_s: float = 40.0) -> tuple[int, float]:
+        """SIGTERM. Returns the exit code and how long it took."""
         started_at = time.monotonic()
         code = await self.deployment.stop(self.id_of(place), timeout_s)
-        took_s = time.monotonic() - started_at
+        return code, time.monotonic() - started_at
+
+    async def restart(self, place: str) -> None:
+        """SIGTERM, and a new life once it has ended."""
+        await self.stop(place)
         await self.start(place)
-        return code, took_s
 
     def freeze(self, place: str) -> None:
         self._frozen.add(place)

@@ -26,6 +26,7 @@ SHAPE = Shape(
     routers=1,
     schedulers=1,
     workers=1,
+    router={"stall_timeout_s": 300},  # a worker's start is all that is waited for, however slow the machine
     worker={"num_threads": 1, "dtype": "float32", "context": 1024, "num_blocks": 1024},
 )
 STORY = "Once upon a time there was a mill by a river, and"

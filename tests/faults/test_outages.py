@@ -30,6 +30,8 @@ pytestmark = pytest.mark.nats
 
 FROZEN_S = LEASE_TTL_S + 0.5
 RECOVERY_S = 5.0
+START_S = 90.0
+"""However slow the machine."""
 
 
 async def test_a_broker_that_freezes_for_longer_than_a_lease_stalls_streams_only_that_long(
@@ -63,7 +65,7 @@ async def test_a_worker_that_is_cut_off_drops_everything_and_comes_back_empty(
         await deployment.scheduler()
         await deployment.worker("worker-1", step_s=0.02, nats_url=f"nats://127.0.0.1:{proxy.port}")
         await deployment.worker("worker-2", step_s=0.01)
-        await until(lambda: client.gauge("scheduler-1", "num_workers") == 2.0, what="adoption")
+        await until(lambda: client.gauge("scheduler-1", "num_workers") == 2.0, timeout_s=START_S, what="adoption")
         requests = [await client.submit([seed, *PROMPT], max_tokens=300, seed=seed) for seed in range(6)]
         await until(lambda: all(len(heard.outputs.get(0, [])) > 10 for heard in requests), what="tokens")
         proxy.stall()
@@ -91,13 +93,13 @@ async def test_a_scheduler_that_joins_gets_its_share_and_no_sequence_starts_agai
     await deployment.scheduler("scheduler-1")
     for number in range(2):
         await deployment.worker(f"worker-{number + 1}", step_s=0.04)
-    await until(lambda: client.gauge("scheduler-1", "num_workers") == 2.0, what="adoption")
+    await until(lambda: client.gauge("scheduler-1", "num_workers") == 2.0, timeout_s=START_S, what="adoption")
     requests = [
         await client.submit([seed, *PROMPT], max_tokens=400, seed=seed, num_choices=1 + seed % 2) for seed in range(8)
     ]
     await until(lambda: all(len(heard.outputs.get(0, [])) > 10 for heard in requests), what="tokens")
     await deployment.scheduler("scheduler-2")
-    await until(lambda: client.gauge("scheduler-2", "num_workers") == 1.0, what="its share")
+    await until(lambda: client.gauge("scheduler-2", "num_workers") == 1.0, timeout_s=START_S, what="its share")
     await until(lambda: client.gauge("scheduler-1", "num_workers") == 1.0, what="a share less")
     later = [await client.submit([seed, *PROMPT], max_tokens=50, seed=seed) for seed in range(8)]
     await ended(*requests, *later)
@@ -118,7 +120,7 @@ async def test_a_request_whose_worker_dies_before_its_first_token_is_taken_up_wi
     """Q-01."""
     await deployment.scheduler()
     await deployment.worker("worker-1", step_s=1.0)
-    await until(lambda: client.gauge("scheduler-1", "num_workers") == 1.0, what="adoption")
+    await until(lambda: client.gauge("scheduler-1", "num_workers") == 1.0, timeout_s=START_S, what="adoption")
     early = await client.submit(PROMPT, max_tokens=30)
     await until(lambda: client.gauge("worker-1", "num_running") == 1.0, what="it runs")
     assert not early.outputs

@@ -28,6 +28,8 @@ from tests.scripted_engine import EXIT_AT, HANG_AT
 pytestmark = pytest.mark.nats
 
 NUM_WORKERS = 2
+START_S = 90.0
+"""However slow the machine."""
 MATES = range(10)
 
 
@@ -48,7 +50,7 @@ async def test_requests_that_kill_engines_cost_two_workers_each(deployment: Depl
     """One with its first token, and then one in the middle of a full batch."""
     await deployment.scheduler()
     async with Keeper.of(deployment, NUM_WORKERS, step_s=0.01) as keeper:
-        await until(lambda: client.gauge("scheduler-1", "num_workers") == NUM_WORKERS, what="adoption")
+        await until(lambda: client.gauge("scheduler-1", "num_workers") == NUM_WORKERS, START_S, "adoption")
         for number, at in enumerate((0, 30), start=1):
             innocent = await mates(client, 120)
             poison = await client.submit([EXIT_AT, at, 7], max_tokens=100)
@@ -69,9 +71,9 @@ async def test_requests_that_kill_engines_cost_two_workers_each(deployment: Depl
 
 async def test_requests_that_make_engines_hang_cost_two_workers_each(deployment: Deployment, client: Client) -> None:
     """Two at once, in one batch with the others."""
-    await deployment.scheduler(hang_timeout_s=1.0)
+    await deployment.scheduler()
     async with Keeper.of(deployment, NUM_WORKERS, step_s=0.005, hang_timeout_s=1.0) as keeper:
-        await until(lambda: client.gauge("scheduler-1", "num_workers") == NUM_WORKERS, what="adoption")
+        await until(lambda: client.gauge("scheduler-1", "num_workers") == NUM_WORKERS, START_S, "adoption")
         innocent = await mates(client, 100)
         poison = [await client.submit([HANG_AT, at, 7], max_tokens=60) for at in (5, 40)]
         await ended(*poison, *innocent, timeout_s=50.0)
@@ -88,7 +90,7 @@ async def test_one_worker_is_enough_to_find_out(deployment: Deployment, client: 
     """Q-07: one worker, which is started again each time; two other requests behind the poison."""
     await deployment.scheduler(max_deliveries=3)
     async with Keeper.of(deployment, 1, step_s=0.005) as keeper:
-        await until(lambda: client.gauge("scheduler-1", "num_workers") == 1.0, what="adoption")
+        await until(lambda: client.gauge("scheduler-1", "num_workers") == 1.0, START_S, "adoption")
         poison = await client.submit([EXIT_AT, 2], max_tokens=20)
         others = [await client.submit(PROMPT, max_tokens=40, seed=seed) for seed in range(2)]
         await ended(poison, *others, timeout_s=30.0)
@@ -106,7 +108,7 @@ async def test_the_client_gets_a_clean_error(deployment: Deployment, client: Cli
         Keeper.of(deployment, 1, step_s=0.005, engine="tests.scripted_text"),
         httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as api,
     ):
-        await until_status(api, "/health", 200)
+        await until_status(api, "/health", 200, START_S)
         script: dict[str, Any] = {"echo": "abc", "exit_at": 4}
         whole, streamed, fine = await asyncio.gather(
             api.post(TEXT, json=body_of(TEXT, script, model=MODEL, max_tokens=50)),

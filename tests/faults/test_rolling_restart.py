@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from headrace_shared.broker import NatsServer
+from headrace_shared.tasks import end
 from headrace_shared.telemetry import HEALTH_PORT
 from tests.faults.crowd import Crowd
 from tests.faults.fleet import KINDS, Fleet
@@ -20,29 +21,32 @@ DRAIN_S = 4.0
 MARGIN_S = 12.0
 """What a process may take beyond its drain time, on a busy machine."""
 SHAPE = shape(
-    0.04, worker={"drain_timeout_s": 1.0}, scheduler={"drain_timeout_s": DRAIN_S}, router={"drain_timeout_s": DRAIN_S}
+    0.04,
+    worker={"drain_timeout_s": 1.0},
+    scheduler={"drain_timeout_s": DRAIN_S},
+    router={"drain_timeout_s": DRAIN_S, "drain_delay_s": 1.5},
 )
 
 
-async def health_while_it_drains(fleet: Fleet, place: str) -> list[tuple[int, int]]:
-    """(/health, /live) for as long as it answers."""
+async def watch_health(fleet: Fleet, place: str, seen: list[tuple[int, int]]) -> None:
+    """Notes (/health, /live) as long as they are answered, for ever."""
     port = fleet.port_of(place) or int(fleet.client.telemetry[fleet.id_of(place)].gauges[HEALTH_PORT])
-    seen = []
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-        while live := await status_of(http, "/live"):
-            health = await status_of(http, "/health")
-            if health:  # else it has ended between the two
+        while True:
+            health, live = await status_of(http, "/health"), await status_of(http, "/live")
+            if health and live:
                 seen.append((health, live))
             await asyncio.sleep(0.02)
-    return seen
 
 
 async def restarted(fleet: Fleet, place: str) -> None:
-    watch = asyncio.create_task(health_while_it_drains(fleet, place))
-    await asyncio.sleep(0.05)
-    code, took_s = await fleet.restart(place)
+    seen: list[tuple[int, int]] = []
+    watch = asyncio.create_task(watch_health(fleet, place, seen))
+    await until(lambda: seen, what="an answer")
+    code, took_s = await fleet.stop(place)
+    await end(watch)
+    await fleet.start(place)
     assert code == 0 and took_s < DRAIN_S + MARGIN_S, (place, code, took_s)
-    seen = await watch
     assert all(live == 200 for _, live in seen), (place, seen)
     if place.startswith("router"):  # the others may have given everything away in a moment
         assert 503 in [health for health, _ in seen], (place, seen)

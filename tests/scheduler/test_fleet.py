@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from headrace_scheduler.decisions import Adoption
-from headrace_scheduler.fleet import COURTESY_S, DEFERENCE_S, HANG_MARGIN_S, OLD_HELLO_S, SILENCE_S, Fleet
+from headrace_scheduler.fleet import COURTESY_S, DEFERENCE_S, HANG_MARGIN_S, HANG_S, OLD_HELLO_S, SILENCE_S, Fleet
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
 from headrace_shared.bus import Message
@@ -408,10 +408,10 @@ async def test_an_engine_that_hangs_is_lost_and_banished(world: World) -> None:
     await world.pass_time(1.0, worker)
     link = site.fleet.link(worker.id)
     assert link is not None
-    link.iterated_at = world.clock.now - 8.0 - HANG_MARGIN_S - 1.0
+    link.iterated_at = world.clock.now - HANG_S - HANG_MARGIN_S - 1.0
     site.fleet.find_hangs({worker.id: False})
     assert site.known, "an idle engine stands still for good reason"
-    link.iterated_at = world.clock.now - 8.0 - HANG_MARGIN_S - 1.0
+    link.iterated_at = world.clock.now - HANG_S - HANG_MARGIN_S - 1.0
     site.fleet.find_hangs({worker.id: True})
     assert not site.known
     await world.pass_time(1.0, worker)

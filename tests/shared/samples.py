@@ -150,6 +150,7 @@ SAMPLES: dict[str, Struct] = {
         max_sequences=8,
         tokens_per_iteration=256,
         failure="the engine hangs",
+        hang_timeout_s=8.0,
     ),
     "LossRecord": LossRecord(num_losses=2, suspicion=3, reasons=("worker-01234567: silent",)),
     "DeadRequest": DeadRequest(

@@ -323,6 +323,8 @@ class Hello(Struct, frozen=True, tag=True, kw_only=True):
     tokens_per_iteration: int
     failure: str = ""
     """Why it leaves, if not because it was told to: its engine died or hangs, say."""
+    hang_timeout_s: float = 0.0
+    """After so long without an iteration it gives its engine up by itself; 0 if it does not say."""
 
 
 class LossRecord(Struct, frozen=True, tag=True, kw_only=True):

@@ -34,6 +34,8 @@ from headrace_shared.subjects import worker_lease_key
 
 SILENCE_S = 1.8
 """A worker without Hello or Progress for so long is lost: noticed within two seconds. Progress comes every 0.4 s."""
+HANG_S = 8.0
+"""Where a worker does not say how long its engine may take for an iteration."""
 HANG_MARGIN_S = 1.0
 """A worker whose iterations stand still should have given up its engine by itself; so much later it is lost."""
 OLD_HELLO_S = 1.0
@@ -86,7 +88,6 @@ class Fleet:
         on_usurped: Callable[[str], None],
         num_schedulers: Callable[[], int],
         is_present: Callable[[str], bool],
-        hang_timeout_s: float = 8.0,
     ) -> None:
         self._core = core
         self._bus = bus
@@ -100,7 +101,6 @@ class Fleet:
         self._is_present = is_present
         """Whether a peer lives, as far as is known."""
         self._handover = Handover(core)
-        self._hang_timeout_s = hang_timeout_s
         self._workers: dict[WorkerId, _Worker] = {}
         self._connected_since: float | None = None
         self._ticked_at = clock()
@@ -191,7 +191,7 @@ class Fleet:
                 continue
             if not moves:
                 worker.link.iterated_at = now
-            elif now - worker.link.iterated_at > self._hang_timeout_s + HANG_MARGIN_S:
+            elif now - worker.link.iterated_at > (worker.hello.hang_timeout_s or HANG_S) + HANG_MARGIN_S:
                 worker.adopt_at = now + BANISH_S
                 self._lose(worker_id, "its engine hangs", LossCause.FAILED)
 

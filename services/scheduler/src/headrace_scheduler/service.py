@@ -108,7 +108,6 @@ class SchedulerService:
             on_usurped=self._start_anew,
             num_schedulers=lambda: self._peers.num_schedulers,
             is_present=self._peers.is_present,
-            hang_timeout_s=settings.hang_timeout_s,
         )
         self._intake = Intake(
             bus,

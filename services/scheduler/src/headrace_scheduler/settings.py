@@ -27,9 +27,6 @@ class SchedulerSettings(QueueSettings, frozen=True, kw_only=True):
     flight_recorder: bool = True
     """Record all events of this process in the broker's memory, within a bound, for `headrace explain` and `headrace
     replay`. The record holds prompts and answers as token ids."""
-    hang_timeout_s: Annotated[float, Meta(gt=0)] = 8.0
-    """As the worker's setting of this name: a worker that should have given up its engine by itself, and a second more,
-    is lost."""
     reattach_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 8.0
     """As the routers' setting of this name: a request is cancelled when its router, or its client, was not heard of for
     so long."""

@@ -29,6 +29,7 @@ from headrace_worker.mirror import Mirror
 from headrace_worker.parallel.leader_node import LeaderNode
 from headrace_worker.parallel.rank_group import RankGroup
 from headrace_worker.parallel.start import start_engine
+from headrace_worker.patience import Patience
 from headrace_worker.reporting import Reporting
 from headrace_worker.session import Session
 from headrace_worker.settings import WorkerSettings
@@ -64,6 +65,7 @@ class WorkerService:
         self._facts: Loaded | None = None
         self._session: Session | None = None
         self._loading: Loading | None = None
+        self._patience = Patience(settings.hang_timeout_s)
         self._drained = asyncio.Event()
         self._reconnected = asyncio.Event()
         self._reporting: Reporting | None = None
@@ -112,6 +114,7 @@ class WorkerService:
     async def _load(self, link: EngineLink | RankGroup) -> ModelCard:
         link.send(Load(config=self._settings.engine_config()))
         tokenizer = bytearray()
+        stage_since = self._clock()
         try:
             async with asyncio.timeout(self._settings.load_timeout_s):
                 while True:
@@ -119,6 +122,7 @@ class WorkerService:
                     if isinstance(frame, Loading):
                         if self._loading is None or self._loading.stage != frame.stage:
                             log.info("loading", stage=frame.stage)
+                            stage_since = self._clock()
                         self._loading = frame
                     elif isinstance(frame, TokenizerPart):
                         tokenizer += frame.data
@@ -129,6 +133,8 @@ class WorkerService:
                     elif isinstance(frame, Loaded):
                         self._facts = frame
                         self._model = frame.card.model
+                        if frame.device == "cpu":  # others compile their kernels meanwhile
+                            self._patience.note(self._clock() - stage_since)
                         return replace(frame.card, tokenizer=bytes(tokenizer))
         except TimeoutError as error:
             raise EngineHangs(self._settings.load_timeout_s) from error
@@ -184,6 +190,7 @@ class WorkerService:
         while True:
             frame = await link.read()
             if isinstance(frame, Iteration):
+                self._patience.note(frame.elapsed_s)
                 session.on_iteration(frame, self._clock())
 
     async def _resume(self, session: Session) -> None:
@@ -209,7 +216,7 @@ class WorkerService:
                 self._drained.set()
             if not session.mirror.can_run:
                 session.iterated_at = now
-            elif now - session.iterated_at > self._settings.hang_timeout_s:
+            elif now - session.iterated_at > self._patience.limit_s:
                 raise EngineHangs(now - session.iterated_at)
             await asyncio.sleep(TICK_S)
 
@@ -244,6 +251,7 @@ class WorkerService:
             max_sequences=facts.max_sequences if facts is not None else 0,
             tokens_per_iteration=facts.tokens_per_iteration if facts is not None else 0,
             failure=self._failure if self._state is WorkerState.LEAVING else "",
+            hang_timeout_s=self._patience.limit_s,
         )
         with contextlib.suppress(BusError):  # the next one is soon
             self._bus.publish(hello_subject(self._model, self._id), codec.encode(hello))

@@ -62,7 +62,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
     """Longest time until the engine has loaded the model and generated a token."""
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 8.0
-    """The engine is given up if it finishes no iteration for so long while it has something to compute."""
+    """The engine is given up if it finishes no iteration for so long while it has something to compute; later if its
+    iterations take long anyway."""
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
