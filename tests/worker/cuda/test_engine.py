@@ -282,3 +282,16 @@ def test_logits_of_sequences_that_were_never_added() -> None:
     for _ in range(2):
         expected_rows = torch.cat([toy.toy_logits([9, 8, 7, 6, 5]), toy.toy_logits([4])])
         assert torch.equal(engine.logits(slices), expected_rows)
+
+
+def test_a_sequence_that_left_before_it_ran_copies_nothing() -> None:
+    engine, _ = toy_engine()
+    before = engine.cache.pages.clone()
+    gone = make_admission([1] * 6, sequence_id=1, block_ids=[4, 7], num_cached=5, copies=[(5, 7)])
+    engine.cache.pages[:, 5] = 3.0
+    engine.add(gone)
+    engine.remove(SequenceId(1))
+    engine.add(make_admission([1], sequence_id=2, block_ids=[9]))
+    engine.submit([SequenceSlice(SequenceId(2), 0, 1, [1], [BlockId(9)], True)])
+    engine.collect()
+    assert torch.equal(engine.cache.pages[:, 7], before[:, 7])

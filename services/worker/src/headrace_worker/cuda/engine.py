@@ -66,7 +66,8 @@ class CudaEngine:
         self._places = Places(
             max_sequences, blocks_per_sequence=-(-context // cache.block_size), null_block=cache.null_block
         )
-        self._copies: list[tuple[BlockId, BlockId]] = []
+        self._copies: dict[SequenceId, tuple[tuple[BlockId, BlockId], ...]] = {}
+        """To be done before the next iteration. Of sequences that are still there: others may have their blocks."""
         self._in_flight: deque[Sampled | Mark] = deque()
         self._replays: dict[int, Callable[[], None]] = {}
         self._batch_sizes: list[int] = []
@@ -88,11 +89,13 @@ class CudaEngine:
 
     def add(self, admission: Admission) -> None:
         self._sequences[admission.sequence_id] = self._sampler.add(admission)
-        self._copies.extend(admission.copies)
+        if admission.copies:
+            self._copies[admission.sequence_id] = admission.copies
 
     def remove(self, sequence_id: SequenceId) -> None:
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
+            self._copies.pop(sequence_id, None)
             self._places.leave(sequence_id)
             self._sampler.remove(sequence)
 
@@ -171,7 +174,8 @@ class CudaEngine:
         if (entries := self._places.take_entries()) is not None:
             found.append((self._set_entries, (tail.put(entries.indices), tail.put(entries.block_ids))))
         if self._copies:
-            sources, destinations = np.array(self._copies, dtype=np.int64).T.copy()
+            copies = [copy for wanted in self._copies.values() for copy in wanted]
+            sources, destinations = np.array(copies, dtype=np.int64).T.copy()
             found.append((self._copy_blocks, (tail.put(sources), tail.put(destinations))))
             self._copies.clear()
         return found + self._sampler.preparations(tail)
