@@ -1,8 +1,8 @@
 """Messages to bytes and back, with hard limits. The only place that knows the wire format.
 
-MessagePack, one message a payload: written by msgpack, read by msgspec, whose decoder knows types. Every field is checked against its declared type while it is decoded, and what a
-payload claims to hold is allocated only as it comes, so a hostile one costs no more than its size. Anything that is no
-message is a `ProtocolError`.
+MessagePack, one message a payload: written by msgpack, read by msgspec, whose decoder knows types. Every field is
+checked against its declared type while it is decoded, and what a payload claims to hold is allocated only as it comes,
+so a hostile one costs no more than its size. Anything that is no message is a `ProtocolError`.
 """
 
 import sys
