@@ -26,6 +26,7 @@ void multiply_block(const bf16* x, std::int64_t stride, Blocks& blocks, int num_
         const bf16* columns_of[Tiles];
         for (int tile = 0; tile < Tiles; ++tile) columns_of[tile] = blocks.block(tile, step);
         for (int pair = 0; pair < kInputStep / 2; ++pair) {
+            blocks.template ask<Tiles>(pair);
 #ifdef HEADRACE_BF16_DOT
             __m512bh columns[Tiles];
             for (int tile = 0; tile < Tiles; ++tile)
@@ -111,6 +112,12 @@ void shape_tiles(int num_rows) {
     tiles_shaped_for = num_rows;
 }
 
+template <int Tiles, class Blocks>
+void prepare_and_ask(Blocks& blocks, int step) {
+    blocks.template prepare<Tiles>(step);
+    for (int pair = 0; pair < kInputStep / 2; ++pair) blocks.template ask<Tiles>(pair);
+}
+
 // At most 16 rows: up to four tiles of outputs.
 template <int Tiles, class Blocks>
 void multiply_short(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, float* products) {
@@ -119,10 +126,10 @@ void multiply_short(const bf16* x, std::int64_t stride, Blocks& blocks, int num_
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    blocks.template prepare<Tiles>(0);
+    prepare_and_ask<Tiles>(blocks, 0);
     for (int step = 0; step < num_steps; ++step) {
         // A step early: what has just been stored cannot be loaded into a tile at once.
-        if (step + 1 < num_steps) blocks.template prepare<Tiles>(step + 1);
+        if (step + 1 < num_steps) prepare_and_ask<Tiles>(blocks, step + 1);
         _tile_loadd(4, x + step * kInputStep, stride * 2);
         _tile_loadd(6, blocks.block(0, step), 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -153,9 +160,9 @@ void multiply_tall(const bf16* x, std::int64_t stride, Blocks& blocks, int num_i
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    blocks.template prepare<Tiles>(0);
+    prepare_and_ask<Tiles>(blocks, 0);
     for (int step = 0; step < num_steps; ++step) {
-        if (step + 1 < num_steps) blocks.template prepare<Tiles>(step + 1);
+        if (step + 1 < num_steps) prepare_and_ask<Tiles>(blocks, step + 1);
         _tile_loadd(6, blocks.block(0, step), 64);
         _tile_loadd(4, x + step * kInputStep, stride * 2);
         _tile_dpbf16ps(0, 4, 6);

@@ -27,14 +27,18 @@ class PlainBlocks {
           next_end_(access.next + access.next_bytes),
           next_step_((access.next_bytes / num_steps_ + 63) / 64 * 64) {}
 
-    // Call once for each step, in order, before its blocks are used.
+    // Call once for each step, in order, before its blocks are used; and `ask` for each pair of inputs in it.
     template <int Tiles>
     void prepare(int step) {
-        const auto ahead = streamed_ ? ahead_of(step, num_steps_, kStepsAhead) : step + kStepsNear;
-        for (int tile = 0; tile < Tiles; ++tile)
-            prefetch_lines(blocks_ + (static_cast<std::int64_t>(tile) * num_steps_ + ahead) * kBlock, kBlock * sizeof(bf16));
+        ahead_ = (streamed_ ? ahead_of(step, num_steps_, kStepsAhead) : step + kStepsNear) * kBlock;
         const auto* end = next_end_ - next_ < next_step_ ? next_end_ : next_ + next_step_;
         for (; next_ < end; next_ += 64) __builtin_prefetch(next_, 0, 2);
+    }
+    // Asks for one of the lines that will be needed: all at once would hold up the sums.
+    template <int Tiles>
+    void ask(int pair) const {
+        for (int tile = 0; tile < Tiles; ++tile)
+            __builtin_prefetch(blocks_ + static_cast<std::int64_t>(tile) * num_steps_ * kBlock + ahead_ + pair * 2 * kTile);
     }
     const bf16* block(int tile, int step) const {
         return blocks_ + (static_cast<std::int64_t>(tile) * num_steps_ + step) * kBlock;
@@ -50,6 +54,7 @@ class PlainBlocks {
     const std::byte* next_;
     const std::byte* next_end_;
     std::int64_t next_step_;
+    std::int64_t ahead_ = 0;
 };
 
 template <class Block>
@@ -67,6 +72,8 @@ class CodedBlocks {
             decode_block(blocks[step], decoded_[step % 2][tile]);
         }
     }
+    template <int Tiles>
+    void ask(int) const {}
     const bf16* block(int tile, int step) const { return decoded_[step % 2][tile]; }
 
   private:
