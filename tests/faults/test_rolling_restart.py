@@ -17,7 +17,8 @@ from tests.integration.deployment import status_of, until, until_empty
 
 pytestmark = [pytest.mark.nats, pytest.mark.e2e]
 
-DRAIN_S = 4.0
+DRAIN_S = 15.0
+"""Longer than a plain client's answer, also when its worker is told to stop as well."""
 MARGIN_S = 12.0
 """What a process may take beyond its drain time, on a busy machine."""
 SHAPE = shape(
