@@ -24,7 +24,7 @@ NUM_CLIENTS = 16
 NUM_KILLS = 20
 WITHIN_S = 45.0
 MAX_TOKENS = 48
-MAX_STALL_S = 25.0
+MAX_STALL_S = 30.0
 """On a machine that the services share with tests and with models that load. benchmarks/faults.py holds it to five."""
 SHAPE = Shape(MODEL, worker={"num_threads": 1, "dtype": "float32", "context": 1024, "num_blocks": 1024})
 
@@ -52,7 +52,7 @@ async def test_kills_are_not_noticed(nats_server: NatsServer, tmp_path: Path) ->
         jobs = await uninterrupted(fleet.urls, MAX_TOKENS)
         crowd, stop = Crowd(fleet.urls, seed=9), asyncio.Event()
         busy = asyncio.create_task(keep_busy(crowd, jobs, NUM_CLIENTS, 9, stop))
-        killed = await kill_in_turn(fleet, NUM_KILLS, 9, (0.3, 1.5), WITHIN_S)
+        killed = await kill_in_turn(fleet, NUM_KILLS, 9, (1.0, 2.5), WITHIN_S)
         stop.set()
         verdict = await busy
         assert min(killed[kind] for kind in KINDS) >= 2 and verdict.num_calls >= NUM_CLIENTS, (killed, verdict)
