@@ -265,7 +265,7 @@ async def test_a_redelivered_request_is_as_suspect_as_it_was(bench: Bench) -> No
     wanted = request()
     await bench.put(wanted)
     bench.bus.give_back((await bench.pull()).ack_subject)
-    record = LossRecord(num_losses=1, suspicion=2, reasons=("worker-0: failed",))
+    record = LossRecord(num_losses=1, suspicion=4, reasons=("worker-0: failed",))
     await bench.bus.put(LOSSES.name, wanted.request_id, codec.encode(record))
     await bench.intake.take(await bench.pull())
     bench.core.schedule(0.0)

@@ -39,7 +39,7 @@ TRANSITIONS: Mapping[SequenceState, frozenset[SequenceState]] = {
     _ENDED: frozenset(),
 }
 
-SUSPECT_AT = 2
+SUSPECT_AT = 4
 """Losses that weigh so much make a request a suspect."""
 
 Order = tuple[int, int, int]

@@ -9,8 +9,9 @@ A poison request thus costs two workers, and its batch-mates a moment.
         ^                                                                     │
         └───────────── MARGIN_TOKENS beyond where it was, or finished ─────────┘
 
-An engine that fails weighs more than a worker that vanishes: what kills a whole machine without a word is rarely a
-request, and a killed worker must not cost its batch the time of many trials.
+An engine that fails weighs as much as SUSPECT_AT workers that vanish: what kills a whole machine without a word is
+rarely a request, and where machines die often, nobody's batch is to spend its time on trials, nor to be given up for
+them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from headrace_scheduler.decisions import LossCause
 from headrace_scheduler.ledger import Stay, WorkerLedger
 from headrace_scheduler.registry import Registry
-from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
+from headrace_scheduler.sequence import SUSPECT_AT, OwnedRequest, Sequence, SequenceState
 from headrace_shared.messages import LossRecord, RequestId, WorkerId
 
-WEIGHTS: Mapping[LossCause, int] = {LossCause.HANDED_OVER: 0, LossCause.VANISHED: 1, LossCause.FAILED: 2}
+WEIGHTS: Mapping[LossCause, int] = {LossCause.HANDED_OVER: 0, LossCause.VANISHED: 1, LossCause.FAILED: SUSPECT_AT}
 MARGIN_TOKENS = 16
 """Beyond what we knew of when the worker died: it may have been some iterations further. Grows with each acquittal, so
 that a request which kills at a later place each time is not acquitted for ever."""
