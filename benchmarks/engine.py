@@ -6,8 +6,8 @@
 
 Prompts of 128 and 512 tokens in turn, 64 new tokens, greedy, closed loop (workload.py); then, at 8 concurrent requests,
 prompts that share their first 400 tokens, once primed. Every server is started anew in every repetition, and all have a
-turn before the next repetition begins. Prints each run as it ends, and at the end the medians with their ratios. A ratio
-compares figures of one invocation only. Nothing else should run meanwhile: client and server share the cores.
+turn before the next repetition begins. Prints each run as it ends, and at the end the medians with their ratios. Ratios
+compare figures of one invocation only. Nothing else should run meanwhile: client and server share the cores.
 """
 
 import argparse
