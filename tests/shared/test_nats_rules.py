@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace_shared import nats_bus
 from headrace_shared.broker import NatsServer, find_nats_server
 from headrace_shared.bus import Delivery
 from headrace_shared.errors import BusUnavailable, QueueFull
@@ -222,8 +223,11 @@ async def test_a_process_that_was_frozen_does_not_give_back_what_another_owns_by
 # A broker that lacks something.
 
 
-async def test_a_broker_without_streams_is_told_from_one_that_is_away(tmp_path: Path) -> None:
+async def test_a_broker_without_streams_is_told_from_one_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own health check says that all is well, so the first stream is what tells."""
+    monkeypatch.setattr(nats_bus, "PATIENCE_S", 0.5)
     process = await asyncio.create_subprocess_exec(
         *(str(find_nats_server()), "-a", "127.0.0.1", "-p", "-1", "-m", "-1", "--ports_file_dir", str(tmp_path)),
         stderr=asyncio.subprocess.DEVNULL,

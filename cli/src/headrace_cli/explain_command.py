@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace_cli.broker_access import BrokerSettings
-from headrace_cli.flight_file import run_reader, save, take_name
+from headrace_cli.flight_file import require_name, run_reader, save, take_name
 from headrace_shared.settings import load_settings
 
 
@@ -17,8 +17,9 @@ class ExplainSettings(BrokerSettings, frozen=True, kw_only=True):
 
 
 def run(argv: Sequence[str]) -> int:
-    name, rest = take_name(argv, "explain", "REQUEST")
-    settings = load_settings(ExplainSettings, rest, os.environ, prog="headrace explain REQUEST")
+    name, rest = take_name(argv)
+    settings = load_settings(ExplainSettings, rest, os.environ, prog="headrace explain")
+    require_name(name, "REQUEST")
     request_id = name.rsplit("-", 1)[-1]  # answers are named chatcmpl-ID or cmpl-ID
     if settings.file:
         return run_reader("story", settings.file, request_id)

@@ -41,12 +41,14 @@ def run_reader(module: str, *arguments: str) -> int:
     return subprocess.run([sys.executable, "-m", f"headrace_scheduler.{module}", *arguments]).returncode
 
 
-def take_name(argv: Sequence[str], command: str, what: str) -> tuple[str, list[str]]:
-    """The first argument, if it is no flag, and the rest. Raises ConfigError if it is missing; `--help` may stand
-    alone."""
+def take_name(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The first argument, if it is no flag, and the rest, among which a wrong flag is found first."""
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
-    if any(flag in argv for flag in ("-h", "--help")):
-        sys.stdout.write(f"usage: headrace {command} {what} …\n\n")
-        return "", list(argv)
-    raise ConfigError(what, f"is missing: headrace {command} {what}")
+    return "", list(argv)
+
+
+def require_name(name: str, what: str) -> None:
+    """Raises ConfigError if it was not given."""
+    if not name:
+        raise ConfigError(what, "is missing")

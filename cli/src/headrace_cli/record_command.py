@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace_cli.broker_access import BrokerSettings
-from headrace_cli.flight_file import save, take_name
+from headrace_cli.flight_file import require_name, save, take_name
 from headrace_shared.settings import load_settings
 
 
 def run(argv: Sequence[str]) -> int:
-    name, rest = take_name(argv, "record", "FILE")
-    settings = load_settings(BrokerSettings, rest, os.environ, prog="headrace record FILE")
+    name, rest = take_name(argv)
+    settings = load_settings(BrokerSettings, rest, os.environ, prog="headrace record")
+    require_name(name, "FILE")
     num_messages = asyncio.run(save(settings, Path(name)))
     sys.stdout.write(f"{num_messages} messages written to {name}; it holds prompts and answers as token ids.\n")
     return 0

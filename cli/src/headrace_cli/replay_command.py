@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from headrace_cli.flight_file import run_reader, take_name
+from headrace_cli.flight_file import require_name, run_reader, take_name
 from headrace_shared.settings import load_settings
 
 
@@ -14,6 +14,7 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
 
 
 def run(argv: Sequence[str]) -> int:
-    name, rest = take_name(argv, "replay", "FILE")
-    load_settings(ReplaySettings, rest, os.environ, prog="headrace replay FILE")
+    name, rest = take_name(argv)
+    load_settings(ReplaySettings, rest, os.environ, prog="headrace replay")
+    require_name(name, "FILE")
     return run_reader("replay", name)

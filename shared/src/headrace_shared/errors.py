@@ -5,6 +5,7 @@ HeadraceError
 ├── ProtocolError          bytes that are no message of ours
 ├── BusError
 │   ├── BusUnavailable     not connected, or no answer in time; the operation did not happen
+│   │   └── BusRefused     the broker's answer: no
 │   ├── OutcomeUnknown     sent, but no answer: it may happen later
 │   ├── BusOverloaded      our own send queue is full
 │   ├── QueueFull          the stream refuses more messages
@@ -41,6 +42,10 @@ class BusError(HeadraceError):
 
 class BusUnavailable(BusError):
     """Not connected, or no answer in time. The operation did not happen, and will not."""
+
+
+class BusRefused(BusUnavailable):
+    """The broker has answered that it will not: asking again at once gets the same answer."""
 
 
 class OutcomeUnknown(BusError):

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import structlog
 
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription, WatchHandler
-from headrace_shared.errors import BusUnavailable, OutcomeUnknown
+from headrace_shared.errors import BusRefused, BusUnavailable, OutcomeUnknown
 from headrace_shared.nats_connection import NatsConnection
 from headrace_shared.nats_jetstream import ApiOptions, JetStream
 from headrace_shared.nats_kv import KeyValue
@@ -191,6 +191,8 @@ async def _patiently(call: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             return await call()
+        except BusRefused:
+            raise
         except (BusUnavailable, OutcomeUnknown) as error:
             if now() > until:
                 raise

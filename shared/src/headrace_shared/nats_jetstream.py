@@ -12,6 +12,7 @@ from headrace_shared.bus_rules import check_subject
 from headrace_shared.errors import (
     BusError,
     BusOverloaded,
+    BusRefused,
     BusUnavailable,
     OutcomeUnknown,
     PayloadTooLarge,
@@ -40,6 +41,8 @@ STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 DELETE_FAILED = frozenset({10043, 10057})
 MESSAGE_TOO_LARGE = 10054
+TEMPORARY = frozenset({10003, 10005, 10006, 10008, 10009})
+"""A cluster without a leader, or with too few members for now."""
 FULL = frozenset({10077, 10122})
 """Maximum messages or bytes of the stream, or messages of the subject."""
 
@@ -329,7 +332,9 @@ def _error_of(answer: Mapping[str, Any], what: str, size: int = 0) -> BusError:
         return QueueFull(description)
     if code == MESSAGE_TOO_LARGE:
         return PayloadTooLarge(size, size)
-    return BusUnavailable(description)
+    if code in TEMPORARY:
+        return BusUnavailable(description)
+    return BusRefused(description)
 
 
 def _stored_message(reply: Incoming) -> Message:
