@@ -27,11 +27,11 @@ def test_a_gap_is_looked_for_at_growing_intervals_and_not_for_ever() -> None:
     watchdog = Watchdog(0.0, request_timeout_s=500.0, stall_timeout_s=100.0)
     now = 10.0
     watchdog.on_gap(now)
-    for delay_s in LOOK_DELAYS_S:
+    for number, delay_s in enumerate(LOOK_DELAYS_S, 1):
         assert watchdog.look_at == watchdog.next_alarm() == now + delay_s
         now = watchdog.look_at
         watchdog.on_gap(now)  # still there: changes nothing
-        is_last = delay_s == LOOK_DELAYS_S[-1]
+        is_last = number == len(LOOK_DELAYS_S)
         assert watchdog.on_look(now, found_all=False) is not is_last
     watchdog.look_in(0.3, now)
     assert watchdog.on_look(now + 0.3, found_all=False), "counted anew"

@@ -15,7 +15,7 @@ from headrace_shared.messages import (
     WorkerId,
 )
 from headrace_worker.iteration import SequenceResult
-from headrace_worker.mirror import Mirror
+from headrace_worker.mirror import KEPT_LOOKS, MAX_KEPT, Mirror
 from tests.worker.loop_builders import admission
 
 PROMPT = [7, 8, 9]
@@ -94,6 +94,37 @@ def test_everything_is_published_again_after_a_broken_connection() -> None:
     mirror.publish_again()
     (frame,) = frames(mirror)
     assert (frame.index, frame.tokens, frame.finish) == (1, (60, 61), FinishReason.LENGTH)
+
+
+def test_what_is_over_can_be_published_again_for_a_while() -> None:
+    mirror = Mirror(4, keeps_finished=True)
+    mirror.apply_grant(grant(1, admission(1, PROMPT, [0, 1])))
+    mirror.apply_rows([row(1, 3, 60, FinishReason.LENGTH)], [SequenceId(1)])
+    frames(mirror)
+    report(mirror, 4)
+    mirror.apply_grant(grant(2, progress_seen=4))
+    assert mirror.snapshot(BIG) == [()], "the scheduler knows that it is over"
+    for _ in range(KEPT_LOOKS):
+        mirror.on_log_seen()
+    for _ in range(2):
+        mirror.publish_again()
+        (frame,) = frames(mirror)
+        assert (frame.index, frame.tokens, frame.finish) == (0, (60,), FinishReason.LENGTH)
+    mirror.on_log_seen()
+    mirror.publish_again()
+    assert frames(mirror) == []
+
+
+def test_only_so_much_that_is_over_is_kept() -> None:
+    mirror = Mirror(4, keeps_finished=True)
+    for number in range(1, MAX_KEPT + 11):
+        mirror.apply_grant(grant(2 * number, admission(number, PROMPT, [0, 1]), progress_seen=number - 1))
+        mirror.apply_rows([row(number, 3, 60, FinishReason.LENGTH)], [SequenceId(number)])
+        frames(mirror)
+        report(mirror, number)
+    mirror.apply_grant(grant(1, progress_seen=MAX_KEPT + 11))
+    mirror.publish_again()
+    assert len(frames(mirror)) == MAX_KEPT
 
 
 def test_long_tails_are_published_in_several_frames_with_the_finish_on_the_last() -> None:

@@ -1,7 +1,7 @@
 """When a generation has to look into the token log, and when it has waited too long. Pure; times are the loop's."""
 
 NEVER = float("inf")
-LOOK_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+LOOK_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0)
 """Before each look into the log for what is missing."""
 LOOK_AFTER_S = 5.0
 """A silence of this length is looked into once: the last frames may have been lost."""

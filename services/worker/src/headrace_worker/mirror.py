@@ -28,6 +28,9 @@ from headrace_worker.iteration import SequenceResult
 MAX_FRAME_TOKENS = 16_384
 MAX_FRAME_LOGPROBS = 512
 """With log-probabilities a token takes a few hundred bytes."""
+KEPT_LOOKS = 10
+MAX_KEPT = 1024
+"""Sequences that are over but kept for a while, in case the log has missed their last tokens."""
 
 
 class MirrorSequence:
@@ -87,8 +90,13 @@ class MirrorSequence:
 class Mirror:
     """Belongs to the I/O process's event loop."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, keeps_finished: bool = False) -> None:
+        """`keeps_finished`: what is over is kept for KEPT_LOOKS calls of `on_log_seen`."""
         self._block_size = block_size
+        self._keeps_finished = keeps_finished
+        self._kept: dict[SequenceId, tuple[MirrorSequence, int]] = {}
+        """Sequences that are over, with the look after which they were."""
+        self._num_looks = 0
         self._sequences: dict[SequenceId, MirrorSequence] = {}
         self._unpublished: dict[SequenceId, MirrorSequence] = {}
         self._unreported: dict[SequenceId, MirrorSequence] = {}
@@ -127,6 +135,7 @@ class Mirror:
         self._unreported.clear()
         self._newly_released.clear()
         self._told.clear()
+        self._kept.clear()
 
     def apply_grant(self, grant: Grant) -> None:
         """Takes in what a grant admits and extends. Releases count only once the engine confirms them."""
@@ -138,7 +147,7 @@ class Mirror:
         for sequence_id in [key for key, number in self._told.items() if number <= grant.progress_seen]:
             if sequence_id not in self._unpublished:
                 del self._told[sequence_id]
-                del self._sequences[sequence_id]
+                self._keep(sequence_id, self._sequences.pop(sequence_id))
 
     def apply_rows(self, rows: Iterable[SequenceResult], released: Iterable[SequenceId]) -> int:
         """Takes in one iteration's results; returns the number of new tokens. Rows of sequences that were dropped
@@ -186,11 +195,24 @@ class Mirror:
         return True
 
     def publish_again(self) -> None:
-        """The connection broke: what was sent last may be lost, so every sequence's tokens are to be sent once more."""
-        for sequence_id, sequence in self._sequences.items():
+        """What was sent last may be lost, so every sequence's tokens are to be sent once more."""
+        kept = {sequence_id: sequence for sequence_id, (sequence, _) in self._kept.items()}
+        for sequence_id, sequence in (kept | self._sequences).items():
             if sequence.tokens or sequence.finish is not None:
                 sequence.num_published = 0
                 self._unpublished[sequence_id] = sequence
+
+    def on_log_seen(self) -> None:
+        """The log is there and takes what is published."""
+        self._num_looks += 1
+        for sequence_id in [key for key, (_, look) in self._kept.items() if look < self._num_looks - KEPT_LOOKS]:
+            del self._kept[sequence_id]
+
+    def _keep(self, sequence_id: SequenceId, sequence: MirrorSequence) -> None:
+        if self._keeps_finished:
+            self._kept[sequence_id] = (sequence, self._num_looks)
+            if len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
 
     # Progress.
 

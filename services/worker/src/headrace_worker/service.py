@@ -25,6 +25,7 @@ from headrace_shared.subjects import TOKENS, grants_subject, hello_subject
 from headrace_shared.tasks import end
 from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, TokenizerPart
 from headrace_worker.engine_link import EngineDied, EngineLink
+from headrace_worker.log_watch import LogWatch
 from headrace_worker.mirror import Mirror
 from headrace_worker.parallel.leader_node import LeaderNode
 from headrace_worker.parallel.rank_group import RankGroup
@@ -151,8 +152,14 @@ class WorkerService:
 
     async def _serve(self, link: EngineLink | RankGroup) -> None:
         assert self._facts is not None, "served before it was loaded"
+        is_in_cluster = self._settings.nats_replicas > 1
         session = Session(
-            self._id, self._bus, Mirror(self._facts.block_size), link.send_bytes, self._hello, self._clock()
+            self._id,
+            self._bus,
+            Mirror(self._facts.block_size, keeps_finished=is_in_cluster),
+            link.send_bytes,
+            self._hello,
+            self._clock(),
         )
         self._session = session
         memory = link.memory if isinstance(link, RankGroup) else dict
@@ -169,6 +176,8 @@ class WorkerService:
             self._service.spawn(self._told(self._tick(session)), "tick"),
             self._service.spawn(self._resume(session), "resume"),
         ]
+        if is_in_cluster:
+            tasks.append(self._service.spawn(LogWatch(self._bus, session).run(), "log-watch"))
         try:
             await self._service.draining.wait()
             self._set_state(WorkerState.DRAINING)

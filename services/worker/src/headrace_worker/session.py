@@ -108,9 +108,14 @@ class Session:
             self._report(now)
 
     def on_reconnect(self, now: float) -> None:
-        """What was sent just before the connection broke may be lost. Routers drop what they have seen already."""
-        self.mirror.publish_again()
+        """What was sent just before the connection broke may be lost."""
+        self.publish_again()
         self.tick(now)
+
+    def publish_again(self) -> None:
+        """The log may have missed something. Routers drop what they have seen already."""
+        self.mirror.publish_again()
+        self._publish_tokens()
 
     def tick(self, now: float) -> None:
         """To be called about every 50 ms: sends what waits, and drops everything when it was cut off for too long."""
