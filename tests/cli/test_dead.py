@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from headrace_cli.main import run
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
+from headrace_shared.errors import BusRefused, BusUnavailable
 from headrace_shared.messages import Audience, DeadRequest, Lane, Request, RequestId
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import DEAD, dead_subject, requests_consumer, requests_stream
@@ -75,6 +76,32 @@ async def test_a_requeued_request_runs_in_the_background_under_a_new_id(bus: Nat
     assert (request.lane, request.audience, request.timeout_s) == (Lane.BATCH, Audience.NONE, 0.0)
     assert request.prompt == dead(1, with_prompt=True).request.prompt  # type: ignore[union-attr]  # it has one
     assert await bus.num_messages(DEAD.name) == 2
+
+
+async def test_a_requeue_that_was_cut_off_is_repeated_as_the_same_request(
+    bus: NatsBus, headrace_dead: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any) -> bool:
+        raise BusUnavailable("scripted failure")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NatsBus, "delete", fails)
+        assert (await headrace_dead("requeue", IDS[1])).code == 1
+    assert (await headrace_dead("requeue", IDS[1])).code == 0
+    assert (await bus.num_messages("REQUESTS"), await bus.num_messages(DEAD.name)) == (1, 2)
+
+
+async def test_commands_neither_make_nor_change_the_stream(bus: NatsBus, headrace_dead: Any) -> None:
+    api = bus._streams  # for what no service does: another setting, deletion
+    before = (await api.must("STREAM.INFO.DEAD"))["config"] | {"max_msgs": 7}
+    await api.must("STREAM.UPDATE.DEAD", before)
+    assert IDS[0] in (await headrace_dead("list")).out
+    assert (await api.must("STREAM.INFO.DEAD"))["config"]["max_msgs"] == 7
+    await api.must("STREAM.DELETE.DEAD")
+    assert (await headrace_dead("list")).out == "No request was given up.\n"
+    assert "no dead request" in (await headrace_dead("show", IDS[0])).err
+    with pytest.raises(BusRefused):
+        await bus.num_messages(DEAD.name)
 
 
 async def test_without_its_prompt_it_stays(bus: NatsBus, headrace_dead: Any) -> None:

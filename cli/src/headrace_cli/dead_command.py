@@ -1,8 +1,8 @@
 """`headrace dead list|show|requeue|drop`: the requests that were given up because workers died of them."""
 
 import asyncio
+import hashlib
 import os
-import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from headrace_cli.broker_access import BrokerSettings, broker
 from headrace_cli.errors import CommandError
 from headrace_shared import codec
 from headrace_shared.bus import Bus
-from headrace_shared.errors import ConfigError, ProtocolError
+from headrace_shared.errors import BusRefused, ConfigError, ProtocolError
 from headrace_shared.messages import Audience, DeadRequest, Lane, RequestId
 from headrace_shared.settings import load_settings
 from headrace_shared.subjects import ALL_DEAD, DEAD, dead_subject_of, request_subject
@@ -61,7 +61,6 @@ def _split(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
 async def _carry_out(settings: DeadSettings, action: str, names: Sequence[str]) -> str:
     """What is to be printed. Raises CommandError."""
     async with broker(settings) as bus:
-        await bus.ensure_stream(DEAD)
         entries = await _find(bus, names)
         if action == "list":
             return _json(entries) if settings.json else _table(entries)
@@ -90,6 +89,11 @@ async def _find(bus: Bus, names: Sequence[str]) -> list[Entry]:
 
 
 async def _read(bus: Bus, subject: str) -> list[Entry]:
+    try:
+        await bus.num_messages(DEAD.name)
+    except BusRefused:
+        # No scheduler has made the stream yet. It is not ours to make: we do not know how many copies it is to have.
+        return []
     entries = []
     for message in await bus.read(DEAD.name, subject, MAX_LISTED):
         try:
@@ -100,19 +104,22 @@ async def _read(bus: Bus, subject: str) -> list[Entry]:
 
 
 async def _requeue(bus: Bus, entry: Entry) -> str:
-    """Under a new id: the old one has had its end. Nobody waits for the answer any more, so it runs in the background,
-    as a batch request; whoever knows the new id can read it at any router."""
+    """Under a new id: the old one has had its end. It runs in the background, as a batch request, to show whether it
+    is harmful still: its answer goes to the token log, and to no client. The new id follows from the entry, so that the
+    queue stores the request once if we fail before the entry is deleted and are soon asked again."""
     dead = entry.dead
     if dead.request is None:
         raise CommandError(
             f"the prompt of {dead.request_id} was not kept", "start schedulers with --dead-prompts to keep prompts"
         )
-    request = replace(dead.request, request_id=RequestId(secrets.token_hex(16)), lane=Lane.BATCH)
+    origin = f"{dead.request_id} {entry.stream_sequence}"
+    new_id = RequestId(hashlib.sha256(origin.encode()).hexdigest()[:32])
+    request = replace(dead.request, request_id=new_id, lane=Lane.BATCH)
     request = replace(request, audience=Audience.NONE, timeout_s=0.0)
     subject = request_subject(request.model, Lane.BATCH, 0)
     await bus.enqueue(subject, codec.encode(request), message_id=request.request_id)
     await bus.delete(DEAD.name, entry.stream_sequence)
-    return f"{dead.request_id} goes on as {request.request_id}\n"
+    return f"{dead.request_id} goes on as {request.request_id}; its answer is told to nobody.\n"
 
 
 def _json(entries: Sequence[Entry]) -> str:
