@@ -48,6 +48,41 @@ async def test_the_latest_record_is_stored_and_read_by_others(quick: None) -> No
     await asyncio.gather(task, return_exceptions=True)
 
 
+class SlowBus(MemoryBus):
+    """Waits after each `put` until the test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_puts = 0
+        self.may_return = asyncio.Semaphore(0)
+
+    async def put(self, bucket: str, key: str, value: bytes) -> int:
+        self.num_puts += 1
+        revision = await super().put(bucket, key, value)
+        await self.may_return.acquire()
+        return revision
+
+
+async def test_a_record_that_comes_while_another_is_written_is_stored_too() -> None:
+    bus = SlowBus()
+    await prepare(bus)
+    stored: list[RequestId] = []
+    losses = Losses(bus, stored.append)
+    losses.store(R1, LossRecord(num_losses=1, suspicion=1))
+    task = asyncio.create_task(losses.run())
+    await until(lambda: bus.num_puts == 1)
+    newer = LossRecord(num_losses=2, suspicion=2)
+    losses.store(R1, newer)
+    bus.may_return.release()
+    await until(lambda: bus.num_puts == 2)
+    assert stored == []
+    bus.may_return.release()
+    await until(lambda: stored == [R1])
+    assert await losses.read(R1) == newer
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_record_that_cannot_be_stored_holds_nobody_up_for_ever(quick: None) -> None:
     bus = BucketlessBus()
     await prepare(bus)

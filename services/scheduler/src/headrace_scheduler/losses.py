@@ -53,15 +53,23 @@ class Losses:
     async def _work(self) -> None:
         while True:
             request_id = await self._queue.get()
-            for _ in range(MAX_ATTEMPTS):
-                try:
-                    await self._bus.put(LOSSES.name, request_id, codec.encode(self._latest[request_id]))
-                    break
-                except BusError as error:
-                    log.info("loss not stored yet", request_id=request_id, error=str(error))
-                    await asyncio.sleep(RETRY_S)
-            else:
-                # A full bucket must not keep a request from its trial: this process still knows.
-                log.warning("loss not stored", request_id=request_id)
+            # A newer record may come while one is on its way.
+            while await self._put(request_id) is not self._latest[request_id]:
+                pass
             del self._latest[request_id]
             self._on_stored(request_id)
+
+    async def _put(self, request_id: RequestId) -> LossRecord:
+        """Which record is settled now."""
+        record = self._latest[request_id]
+        for _ in range(MAX_ATTEMPTS):
+            record = self._latest[request_id]
+            try:
+                await self._bus.put(LOSSES.name, request_id, codec.encode(record))
+                return record
+            except BusError as error:
+                log.info("loss not stored yet", request_id=request_id, error=str(error))
+                await asyncio.sleep(RETRY_S)
+        # A full bucket must not keep a request from its trial: this process still knows.
+        log.warning("loss not stored", request_id=request_id)
+        return record
