@@ -31,11 +31,23 @@ def test_drafts_are_what_followed_the_same_tokens_before(tokens: list[int], most
     assert PromptLookup().draft(tokens, most) == drafts
 
 
-def test_the_index_grows_with_the_sequence() -> None:
+@pytest.mark.parametrize("most_positions", [8192, 13, 1])
+@pytest.mark.parametrize("step", [1, 3, 20])
+def test_the_index_grows_with_the_sequence(step: int, most_positions: int) -> None:
     tokens = [number * number % 11 for number in range(200)]
-    grown = PromptLookup()
-    for length in range(len(tokens)):
-        assert grown.draft(tokens[:length], 5) == PromptLookup().draft(tokens[:length], 5)
+    grown = PromptLookup(most_positions)
+    for length in range(0, len(tokens), step):
+        assert grown.draft(tokens[:length], 5) == PromptLookup(most_positions).draft(tokens[:length], 5)
+
+
+def test_only_the_latest_tokens_are_looked_up() -> None:
+    tokens = [1, 2, 3, *range(10, 20), 1, 2]
+    assert PromptLookup(len(tokens) - 2).draft(tokens, 1) == [3]
+    assert PromptLookup(len(tokens) - 3).draft(tokens, 1) == []
+    lookup = PromptLookup(50)
+    for length in range(0, 3000, 7):
+        lookup.draft(range(length), 4)
+    assert len(lookup._followed) <= 3 * 50
 
 
 def test_right_guesses_save_iterations_and_wrong_ones_cost_none() -> None:
