@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -96,6 +97,16 @@ def test_a_leader_that_is_not_there_is_told_with_its_address() -> None:
     with pytest.raises(PeerLost, match=f"127.0.0.1:{port}"):
         FollowerChannel.open(RankPlace(rank=1, tensor_parallel=2, command_port=port), 0.3, lambda problem: None)
     assert time.monotonic() - start < 3.0
+
+
+def test_a_connection_that_breaks_at_once_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(socket.socket):
+        def sendall(self, *arguments: Any) -> None:
+            raise ConnectionResetError("reset")
+
+    monkeypatch.setattr(socket, "create_connection", lambda address, timeout: Broken())
+    with pytest.raises(PeerLost, match="reset"):
+        FollowerChannel.open(RankPlace(rank=1, tensor_parallel=2, command_port=1), 1.0, lambda problem: None)
 
 
 def test_a_command_above_the_limit_is_refused_before_it_is_sent() -> None:

@@ -129,8 +129,12 @@ class FollowerChannel:
                 if left_s <= 0:
                     raise PeerLost(f"rank 0 is not to be reached at {address[0]}:{address[1]}: {error}") from error
                 time.sleep(RETRY_S)
-        _prepare(connection)
-        connection.sendall(pack(Join(place.rank, place.token)))
+        try:
+            _prepare(connection)
+            connection.sendall(pack(Join(place.rank, place.token)))
+        except OSError as error:
+            connection.close()
+            raise PeerLost(f"rank 0 ended the connection at once: {error}") from error
         return cls(connection, on_lost)
 
     def receive(self, wait: bool) -> ToFollower | None:
