@@ -65,12 +65,14 @@ class Collected:
         self.num_computed: dict[int, int] = {}
         self.released: list[int] = []
         self.num_prefill_tokens = 0
+        self.num_iterations = 0
 
     def add(self, step: StepResult) -> None:
         for result in step.sequences:
             self._add_result(result)
         self.released.extend(step.released)
         self.num_prefill_tokens += step.num_prefill_tokens
+        self.num_iterations = step.num_iterations
 
     def _add_result(self, result: SequenceResult) -> None:
         key = int(result.sequence_id)

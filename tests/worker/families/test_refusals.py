@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace_shared.errors import ConfigError
+from headrace_worker.config import EngineConfig, check_model
 from headrace_worker.models.checkpoint import open_checkpoint
 from headrace_worker.models.config import ModelConfig, Rope, RopeScaling
 from headrace_worker.models.hf_config import config_from_hf
@@ -192,3 +193,12 @@ def test_compiled_kernels_are_asked_only_for_what_they_compute(
     else:
         assert why is not None
         assert reason in why
+
+
+@pytest.mark.parametrize("changes", [{"quantization": "int4"}, {"quantization": "fp8"}, {"deterministic": True}])
+def test_settings_that_experts_do_not_follow_are_refused(changes: dict[str, Any]) -> None:
+    settings = EngineConfig(**changes)
+    check_model(settings, config_of("Llama", **FITS))
+    with pytest.raises(ConfigError, match="mixtures") as caught:
+        check_model(settings, config_of("Qwen3Moe", **{**FITS, **MOE}))
+    assert caught.value.key in changes

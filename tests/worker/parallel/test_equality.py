@@ -4,13 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from headrace_shared.errors import ConfigError
+from headrace_worker.config import EngineConfig
 from headrace_worker.iteration import Engine
 from headrace_worker.loop import IterationLoop
+from headrace_worker.parallel.loading import check_settings
+from headrace_worker.parallel.place import RankPlace
 from tests.worker.checkpoints import load_tiny, save_checkpoint
 from tests.worker.families.test_families import prompt_of
 from tests.worker.families.variants import VARIANTS
-from tests.worker.loop_builders import admission, run_until_idle
+from tests.worker.loop_builders import Collected, admission, run_until_idle
 from tests.worker.parallel.thread_ranks import load_on_host_device, rank_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
@@ -38,13 +43,17 @@ NUM_TOKENS = 12
 
 def greedy(engine: Engine) -> dict[int, list[int]]:
     """All prompts together, in chunks, through the loop that serves."""
+    return generated(engine).tokens
+
+
+def generated(engine: Engine, num_tokens: int = NUM_TOKENS) -> Collected:
     loop = IterationLoop(engine)
     for number, prompt in enumerate(PROMPTS):
-        blocks = range(number * 8, number * 8 + 8)
-        loop.admit(admission(number, prompt, blocks, max_tokens=NUM_TOKENS, temperature=0.0))
+        blocks = range(number * 16, number * 16 + 16)
+        loop.admit(admission(number, prompt, blocks, max_tokens=num_tokens, temperature=0.0))
     collected = run_until_idle(loop)
     assert not collected.errors
-    return collected.tokens
+    return collected
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -59,10 +68,29 @@ def test_greedy_tokens_are_the_same_however_the_model_is_divided(model: dict[str
 
 def test_drafts_are_verified_by_all_ranks(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, seed=3)
-    expected = greedy(load_tiny(tmp_path))
-    for tensor_parallel, pipeline_parallel in ((2, 1), (1, 2)):
-        with rank_threads(tmp_path, tensor_parallel, pipeline_parallel, speculative_tokens=3) as engine:
-            assert greedy(engine) == expected, f"TP {tensor_parallel}, PP {pipeline_parallel}"
+    expected = generated(load_tiny(tmp_path), num_tokens=60)
+    with rank_threads(tmp_path, 2, 1, speculative_tokens=3) as engine:
+        drafted = generated(engine, num_tokens=60)
+    assert drafted.tokens == expected.tokens
+    assert drafted.num_iterations < expected.num_iterations
+
+
+@pytest.mark.parametrize(
+    ("changes", "pipeline_parallel", "key"),
+    [
+        ({"speculative_tokens": 3}, 2, "speculative_tokens"),
+        ({"deterministic": True}, 1, "deterministic"),
+        ({"quantization": "int8"}, 1, "quantization"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_what_only_one_rank_can_do_is_refused(
+    changes: dict[str, Any], pipeline_parallel: int, key: str, device: str
+) -> None:
+    place = RankPlace(tensor_parallel=2, pipeline_parallel=pipeline_parallel)
+    with pytest.raises(ConfigError) as caught:
+        check_settings(EngineConfig(place=place, **changes), torch.device(device))
+    assert caught.value.key == key
 
 
 @pytest.mark.parametrize(("tensor_parallel", "pipeline_parallel"), DIVISIONS)

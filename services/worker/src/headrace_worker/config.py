@@ -3,6 +3,8 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headrace_shared.errors import ConfigError
+from headrace_worker.models.config import ModelConfig
 from headrace_worker.parallel.place import RankPlace
 
 
@@ -49,3 +51,14 @@ def with_defaults(config: EngineConfig, *, on_gpu: bool) -> EngineConfig:
         max_sequences=config.max_sequences or (256 if on_gpu else 64),
         tokens_per_iteration=config.tokens_per_iteration or (2048 if on_gpu else 256),
     )
+
+
+def check_model(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ConfigError for settings that are not for such a model: experts are multiplied by torch's grouped product,
+    which takes no quantized weights, and whose sums may depend on how many rows an expert gets."""
+    if model.mixture is None:
+        return
+    if config.quantization not in ("none", "auto"):
+        raise ConfigError("quantization", f"{config.quantization} weights are not for mixtures of experts")
+    if config.deterministic:
+        raise ConfigError("deterministic", "not for mixtures of experts")

@@ -4,7 +4,7 @@ import torch
 
 from headrace_shared.errors import ConfigError
 from headrace_shared.machine import num_cores
-from headrace_worker.config import EngineConfig, with_defaults
+from headrace_worker.config import EngineConfig, check_model, with_defaults
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.load import load_on_gpu
 from headrace_worker.forward import load_forward
@@ -32,6 +32,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     files = find_model(config.model, lambda done, total: report("downloading", done, total))
     checkpoint = open_checkpoint(files.path)
     report("finding the model", 1, 1)
+    check_model(config, checkpoint.config)
     if config.speculative_tokens and device.type == "cuda":
         raise ConfigError("speculative_tokens", "drafts are verified on CPUs only")
     if config.quantization == "fp8" and device.type != "cuda":

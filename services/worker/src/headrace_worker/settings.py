@@ -34,7 +34,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """CPU threads for tensor work; 0: all cores that the process may use."""
     deterministic: bool = False
-    """The same request gives the same tokens whatever else is computed with it; costs some speed on a GPU."""
+    """The same request gives the same tokens whatever else is computed with it; costs some speed on a GPU. Not for
+    mixtures of experts, nor with tensor_parallel above 1."""
     gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.9
     """Share of a GPU's memory that the worker may use."""
     quantization: Literal["none", "auto", "int8", "int4", "fp8"] = "none"
@@ -47,7 +48,8 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     num_nodes: Annotated[int, Meta(ge=1, le=64)] = 1
     """Machines that the processes of this worker are dealt out to; on each one headrace-worker is started."""
     node_rank: Annotated[int, Meta(ge=0, le=63)] = 0
-    """Which of these machines this is; 0 leads, and its settings hold for all but model, device and threads."""
+    """Which of these machines this is; 0 leads, and its settings hold for all but model, device, threads and share of
+    the GPU's memory."""
     group: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
     """Name under which the machines of one worker find each other at the broker."""
     group_host: str = ""
@@ -55,8 +57,9 @@ class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
     group_port: Annotated[int, Meta(ge=0, le=65534)] = 0
     """Port of node 0 for the others, the next one being used too; 0: any two. Tensors take further ports."""
     speculative_tokens: Annotated[int, Meta(ge=0, le=32)] = 0
-    """Tokens guessed ahead by prompt lookup and verified at once (CPU); 0: none. The same answers, in fewer iterations
-    where they repeat what was said before."""
+    """Tokens guessed ahead by prompt lookup and verified at once (CPU, one pipeline stage); 0: none. Fewer iterations
+    where answers repeat what was said before. The answers are the same with compiled kernels; torch's own products may
+    round differently for more rows, which can decide between tokens that are about equally likely."""
     engine_module: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*$")] = "headrace_worker.engine_process"
     """Python module that runs as the engine process."""
     load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0

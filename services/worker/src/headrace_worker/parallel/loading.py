@@ -6,7 +6,7 @@ from headrace_shared.errors import ConfigError
 from headrace_shared.machine import num_cores
 from headrace_shared.messages import ModelCard
 from headrace_worker import engine as whole
-from headrace_worker.config import EngineConfig, with_defaults
+from headrace_worker.config import EngineConfig, check_model, with_defaults
 from headrace_worker.cuda.backend import Backend
 from headrace_worker.cuda.build import build_engine
 from headrace_worker.cuda.device import CudaDevice
@@ -41,12 +41,13 @@ def load(config: EngineConfig, report: Report) -> Engine:
 
 def load_rank(config: EngineConfig, group: TorchGroup, device: torch.device, report: Report) -> Engine:
     """One rank's part, loaded at the same time as the others'."""
-    _check_settings(config, device)
+    check_settings(config, device)
     place = config.place
     dtype = whole.find_dtype(config.dtype, device)
     torch.set_num_threads(max(1, (config.num_threads or num_cores()) // place.num_local_ranks))
     checkpoint, name = _open(config, group, report)
     model = checkpoint.config
+    check_model(config, model)
     group.shard.check(model)
     group.check_same("dtype", "number format", str(dtype))
     group.check_same("model", "architecture", str(model))
@@ -137,10 +138,16 @@ def _load_on_cpu(
     )
 
 
-def _check_settings(config: EngineConfig, device: torch.device) -> None:
+def check_settings(config: EngineConfig, device: torch.device) -> None:
     """Raises ConfigError for what only an engine of one rank can do."""
     if config.deterministic and device.type == "cpu":
         raise ConfigError("deterministic", "not with several ranks on CPUs")
+    if config.deterministic and config.place.tensor_parallel > 1:
+        # The order in which NCCL adds up the ranks' products depends on how many bytes there are.
+        raise ConfigError("deterministic", "not with tensor_parallel above 1")
+    if config.speculative_tokens and config.place.pipeline_parallel > 1:
+        # A draft follows a token that is known, but the stages compute several iterations at a time.
+        raise ConfigError("speculative_tokens", "not with pipeline_parallel above 1")
     if config.quantization != "none":
         raise ConfigError("quantization", "not with several ranks")
 
