@@ -9,7 +9,20 @@ from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Delivery, Message
 from headrace_shared.errors import BusError, PayloadTooLarge
 from headrace_shared.nats_bus import NatsBus
-from headrace_shared.subjects import CANCELS, LEASES, MIB, MODELS, TOKENS, requests_stream
+from headrace_shared.subjects import (
+    CALLS,
+    CANCELS,
+    DEAD,
+    FLIGHT,
+    GROUPS,
+    IDEMPOTENCY,
+    LEASES,
+    LOSSES,
+    MIB,
+    MODELS,
+    TOKENS,
+    requests_stream,
+)
 from tests.shared.bus_helpers import CONSUMER, SUBJECT, Connect, until
 
 pytestmark = pytest.mark.nats
@@ -107,10 +120,11 @@ async def test_a_failing_handler_costs_one_message(bus: NatsBus) -> None:
 
 
 async def test_a_broker_with_default_limits_holds_every_stream_and_bucket(bus: NatsBus) -> None:
-    await bus.ensure_stream(requests_stream(100_000, 1024 * MIB))
-    for stream in (TOKENS, CANCELS):
+    for queue_bytes in (1024 * MIB, 2048 * MIB):
+        await bus.ensure_stream(requests_stream(100_000, queue_bytes))
+    for stream in (TOKENS, CANCELS, DEAD, FLIGHT):
         await bus.ensure_stream(stream)
-    for bucket in (LEASES, MODELS):
+    for bucket in (LEASES, LOSSES, MODELS, GROUPS, IDEMPOTENCY, CALLS):
         await bus.ensure_bucket(bucket)
     assert await bus.num_messages("TOKENS") == 0 and await bus.entries("MODELS") == []
 

@@ -42,8 +42,6 @@ STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "nats")
 """Routers drain first, while everything behind them still works."""
 VIEW_PERIOD_S = 0.25
 BROKER_USER = "headrace"
-BROKER_MEMORY_BYTES = 1 << 30
-"""Twice the in-memory streams and more: two services that create one at the same time count twice for a moment."""
 BROKER_URL_FILE = "broker-url"
 
 
@@ -130,9 +128,7 @@ class _Instance:
         settings = self._settings
         password = secrets.token_urlsafe(24)
         try:
-            server = NatsServer(
-                self._data_dir / "broker", max_memory_bytes=BROKER_MEMORY_BYTES, user=BROKER_USER, password=password
-            )
+            server = NatsServer(self._data_dir / "broker", user=BROKER_USER, password=password)
         except ConfigError as error:
             raise CommandError(str(error)) from error
         self._display.say(f"Data and logs: {self._data_dir}")

@@ -17,6 +17,11 @@ STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 LOG_BYTES = 16 * 1024 * 1024
 MIB = 1024 * 1024
+MAX_FILE_BYTES = 8192 * MIB
+"""Streams and buckets reserve their limits out of it, about 3 GiB with the default queue. It is a limit, not an
+allocation: nats-server does not compare it with the disk."""
+MAX_MEMORY_BYTES = 1024 * MIB
+"""Twice the in-memory streams and more: two services that create one at the same time count twice for a moment."""
 OK = 200
 
 
@@ -43,8 +48,8 @@ class NatsServer:
         binary: Path | None = None,
         max_payload: int = MIB,
         sync_interval: str = "always",
-        max_file_bytes: int = 4096 * MIB,
-        max_memory_bytes: int = 512 * MIB,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
         user: str | None = None,
         password: str | None = None,
         cluster: ClusterMember | None = None,
