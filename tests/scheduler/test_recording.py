@@ -90,7 +90,6 @@ def play(seed: int) -> Recorded:
 @pytest.fixture
 def frequent_keyframes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "KEYFRAME_BYTES", 2000)
-    monkeypatch.setattr(recording, "KEYFRAME_SHARE", 0)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -31,10 +31,15 @@ from headrace_shared import messages
 
 CHUNK_BYTES = 512 * 1024
 """A chunk is complete when it has so many."""
-KEYFRAME_BYTES = 4 * 1024 * 1024
-KEYFRAME_SHARE = 4
-"""A keyframe follows after so many bytes of events, or so many times its own size: states are large in large fleets."""
+KEYFRAME_BYTES = 2 * 1024 * 1024
+"""A keyframe follows after so many bytes of events, or its own size if that is more: so what the broker keeps holds one
+of each of several schedulers."""
+SMALL_KEYFRAME_BYTES = 256 * 1024
+SMALL_KEYFRAME_S = 60.0
 KEYFRAME_S = 900.0
+"""At the latest, if the last was a small one, or not."""
+MAX_STATE_BYTES = 8 * 1024 * 1024
+"""A core with a larger state is not recorded: it would be a load on the broker. About 100,000 blocks."""
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 """Of chunks that wait to be fetched; above it recording starts anew with a keyframe."""
 
@@ -81,7 +86,20 @@ class Recorder:
         self._core = core
         self._number += 1  # a gap, if anything was lost
         self._begin(wall, now, is_keyframe=True)
-        core.observer = self
+        if self._core is not None:
+            core.observer = self
+
+    def detach(self) -> None:
+        """Records nothing any more."""
+        if self._core is not None:
+            self._core.observer = None
+            self._core = None
+        self._records = []
+        self._num_bytes = 0
+
+    @property
+    def is_recording(self) -> bool:
+        return self._core is not None
 
     @property
     def is_due(self) -> bool:
@@ -97,8 +115,9 @@ class Recorder:
         chunk = Chunk(self._id, self._number, *self._begun, fingerprint, self._keyframe, self._records)
         data = self._encode(chunk)
         self._number += 1
-        enough = max(KEYFRAME_BYTES, KEYFRAME_SHARE * self._keyframe_bytes)
-        self._begin(wall, now, self._since_keyframe >= enough or now - self._keyframe_at >= KEYFRAME_S)
+        enough = max(KEYFRAME_BYTES, self._keyframe_bytes)
+        latest_s = SMALL_KEYFRAME_S if self._keyframe_bytes < SMALL_KEYFRAME_BYTES else KEYFRAME_S
+        self._begin(wall, now, self._since_keyframe >= enough or now - self._keyframe_at >= latest_s)
         return data
 
     def lost(self, wall: float, now: float) -> None:
@@ -128,6 +147,9 @@ class Recorder:
         if is_keyframe and self._core is not None:
             self._keyframe = dump_state(self._core)
             self._keyframe_bytes = len(self._keyframe)
+            if self._keyframe_bytes > MAX_STATE_BYTES:
+                self._keyframe = b""
+                self.detach()
             self._keyframe_at = now
             self._since_keyframe = 0
 

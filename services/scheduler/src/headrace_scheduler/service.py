@@ -287,6 +287,8 @@ class SchedulerService:
                 await asyncio.sleep(RETRY_S)
                 continue
             self._cancellations.on_reconnect(request_id for request_id, _ in self.core.ack_subjects())
+            if self._flight is not None:
+                await self._flight.open()
 
     def _on_adoption(self, adoption: Adoption, snapshot: Sequence[SequenceSnapshot]) -> None:
         routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}
