@@ -113,6 +113,19 @@ async def test_a_client_that_is_here_again_or_elsewhere_keeps_it(bench: Bench) -
     assert bench.aborted == [], "whoever has it now will see to it"
 
 
+async def test_what_is_known_to_be_elsewhere_is_kept_when_there_is_no_room_for_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_ELSEWHERE", 1)
+    await asyncio.sleep(0.6)
+    bench.attachments.leave(queued(A), CancelReason.CLIENT)
+    bench.attachments.leave(queued(B), CancelReason.CLIENT)
+    for _ in range(6):
+        bench.say_elsewhere(A, B)
+        await asyncio.sleep(0.1)
+    assert bench.aborted == [(B, CancelReason.CLIENT)]
+
+
 async def test_after_a_freeze_others_are_heard_first(bench: Bench) -> None:
     """A client went elsewhere while this router was stopped: the router must not end what it has there."""
     await asyncio.sleep(0.6)

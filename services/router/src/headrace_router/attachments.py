@@ -77,8 +77,10 @@ class Attachments:
         try:
             yield
         finally:
-            self._here.subtract(request_ids)
-            self._here = +self._here
+            for request_id in request_ids:
+                self._here[request_id] -= 1
+                if not self._here[request_id]:
+                    del self._here[request_id]
 
     def leave(self, queued: QueuedRequest, reason: CancelReason) -> None:
         """A client left before the request was complete; it may come back, unless the request's time is up."""
@@ -137,5 +139,6 @@ class Attachments:
             log.warning("undecodable list of attached requests", error=str(error))
             return
         now = self._clock()
-        for request_id in named.request_ids[: max(0, MAX_ELSEWHERE - len(self._elsewhere))]:
-            self._elsewhere[request_id] = now
+        for request_id in named.request_ids:
+            if request_id in self._elsewhere or len(self._elsewhere) < MAX_ELSEWHERE:
+                self._elsewhere[request_id] = now
