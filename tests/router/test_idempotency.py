@@ -15,7 +15,7 @@ from headrace_router.settings import RouterSettings
 from headrace_shared.errors import QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import Outcome, Request, RequestId
-from headrace_shared.subjects import CALLS, TOKENS
+from headrace_shared.subjects import CALLS, IDEMPOTENCY, TOKENS
 from tests.router.support import Router, ScriptedWorker, running_router, says, until
 from tests.router.test_resume import CHAT, HELD_ID, RESUMABLE, TEXT, body, endless, events_of, two_routers
 
@@ -61,6 +61,15 @@ async def test_a_key_is_its_callers_and_bodys_own() -> None:
         assert chat.status_code == 422
         assert (await whole(routers.b, KEY | {"Authorization": "Bearer x"})).json()["id"] != first
         assert (await whole(routers.b, {"Idempotency-Key": "order 8"})).json()["id"] != first
+
+
+async def test_a_key_that_cannot_be_read_is_no_fault_of_the_client() -> None:
+    async with two_routers(says("abc")) as routers:
+        key = IdempotencyKey(owner_of({}), KEY["Idempotency-Key"], b"")
+        await routers.b.bus.put(IDEMPOTENCY.name, key.bucket_key, b"\xc1")
+        refused = await whole(routers.a)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "idempotency_key_unreadable")
+        assert not routers.a.worker.requests
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED, Outcome.EXPIRED])

@@ -9,7 +9,7 @@ from msgspec import Struct
 from headrace_router.call_record import CallRecord
 from headrace_shared.bus import Bus
 from headrace_shared.codec import decode, encode
-from headrace_shared.errors import BusError, InvalidRequest, ProtocolError, RevisionConflict
+from headrace_shared.errors import BusError, InvalidRequest, ProtocolError, RevisionConflict, ServiceFailure
 from headrace_shared.messages import RequestId, RouterId
 from headrace_shared.subjects import CALLS, DEDUPE_WINDOW_S, IDEMPOTENCY, bucket_stream
 
@@ -72,7 +72,8 @@ class CallStore:
             return None
 
     async def find(self, key: IdempotencyKey) -> Claim | None:
-        """Who has the key. Raises InvalidRequest if it stands for another request, BusError."""
+        """Who has the key. Raises InvalidRequest if it stands for another request, ServiceFailure if nobody can tell,
+        BusError."""
         found = await self._bus.get(IDEMPOTENCY.name, key.bucket_key)
         if found is None:
             return None
@@ -80,8 +81,10 @@ class CallStore:
             entry = decode(found.value, KeyEntry)
         except ProtocolError as error:
             log.warning("undecodable idempotency key", error=str(error))
-            entry = None
-        if entry is None or entry.fingerprint != key.fingerprint:
+            raise ServiceFailure(
+                "What this Idempotency-Key was used for cannot be read.", code="idempotency_key_unreadable"
+            ) from error
+        if entry.fingerprint != key.fingerprint:
             raise InvalidRequest(
                 "This Idempotency-Key was used for another request.",
                 param="Idempotency-Key",
