@@ -13,6 +13,7 @@ from headrace_worker.cuda.build import build_engine
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.sizing import DeviceMemory, Sizes, batch_sizes, blocks_that_fit
 from headrace_worker.models.checkpoint import open_checkpoint
+from headrace_worker.models.weight_bytes import WeightBits
 from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
 from tests.worker.cuda.torch_backend import torch_backend
 from tests.worker.engine_driver import EngineDriver, generate, poison_free_blocks
@@ -78,6 +79,32 @@ def test_a_device_too_small_is_said_so_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         build(tmp_path, DeviceMemory(total=200 * MIB, free=200 * MIB, own=0), peak_bytes=90 * MIB, num_blocks=0)
     assert caught.value.key == "gpu_memory_share"
+
+
+def test_quantized_weights_count_with_their_bits_and_the_others_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    whole = checkpoint.config.num_parameters * 4
+    memory = DeviceMemory(total=whole, free=whole // 2, own=0)
+
+    def load(bits: WeightBits) -> None:
+        build_engine(
+            checkpoint.config,
+            checkpoint.source,
+            torch_backend(memory)._replace(weight_bits=bits),
+            Sizes(context=128, block_size=8, num_blocks=4, max_sequences=2, tokens_per_iteration=32, memory_share=0.9),
+            lambda context: checkpoint.make_card("tiny", context),
+            dtype=torch.float32,
+            report=lambda what, done, total: None,
+        )
+
+    with pytest.raises(ConfigError, match="for its weights"):
+        load(lambda num_outputs, num_inputs: 16)
+    assert not caplog.records
+    load(lambda num_outputs, num_inputs: 4 if num_inputs != 80 else None)
+    assert "3 of 13 matrices are not quantized but stay in float32: no kernel for 80 inputs" in caplog.text
 
 
 def test_few_blocks_bound_the_context(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """Linear layers by kernels, interpreted: what they make of a weight, and when they leave it alone."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from headrace_shared.errors import ConfigError
 from headrace_worker.cuda.packing import InvariantPacking, QuantizedPacking
+from headrace_worker.kernels.quantized_weights import Fp8Weight, IntWeight
+from headrace_worker.kernels.rows import WIDEST_ROW
 
 VOCAB_SIZE = 48
 
@@ -45,3 +50,24 @@ def test_rows_do_not_depend_on_each_other() -> None:
     together = linear(rows)
     assert error(together, rows, weight, bias) < 1e-3
     assert torch.equal(together, torch.cat([linear(row[None]) for row in rows]))
+
+
+@pytest.mark.parametrize(("kind", "num_outputs"), [("int8", 32), ("int4", 32), ("int4", VOCAB_SIZE), ("fp8", 32)])
+def test_the_bits_counted_are_those_that_a_matrix_takes(kind: str, num_outputs: int) -> None:
+    packing = QuantizedPacking(kind, VOCAB_SIZE)
+    linear = packing.linear(matrices(num_outputs, 128)[1], None)
+    assert isinstance(linear, partial)
+    weight = linear.keywords["weight"]
+    assert isinstance(weight, IntWeight | Fp8Weight)
+    num_bytes = sum(part.nbytes for part in weight if isinstance(part, torch.Tensor))
+    assert packing.bits(num_outputs, 128) == 8 * num_bytes / (num_outputs * 128)
+    assert packing.bits(num_outputs, 40) is None
+
+
+def test_matrices_that_no_kernel_takes_are_refused_when_they_are_packed() -> None:
+    with pytest.raises(ConfigError) as narrow:
+        InvariantPacking().linear(torch.zeros(4, 24), None)
+    assert narrow.value.key == "deterministic"
+    with pytest.raises(ConfigError) as wide:
+        QuantizedPacking("fp8", VOCAB_SIZE).linear(torch.zeros(2, WIDEST_ROW + 32), None)
+    assert wide.value.key == "quantization"

@@ -14,7 +14,8 @@ from headrace_worker.memory import available_bytes
 from headrace_worker.models.checkpoint import Checkpoint, open_checkpoint
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.source import find_model
-from headrace_worker.native.packing import Quantization
+from headrace_worker.models.weight_bytes import packed_bytes
+from headrace_worker.native.packing import Quantization, weight_bits
 from headrace_worker.torch_engine import TorchEngine
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,7 +42,8 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
         return load_on_gpu(checkpoint, config.served_name or files.name, config, device, dtype, report)
     longest = min(checkpoint.config.context, config.context or checkpoint.config.context)
     num_blocks = _planned_blocks(config, checkpoint.config, dtype)
-    _check_memory(checkpoint.config, num_blocks * config.block_size, dtype, device)
+    quantization = _quantization(config, checkpoint)
+    _check_memory(checkpoint.config, num_blocks * config.block_size, dtype, quantization, device)
     bind = load_forward(
         checkpoint.config,
         checkpoint.source,
@@ -52,7 +54,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
         device=device,
         report=lambda done, total: report("loading weights", done, total),
         deterministic=config.deterministic,
-        quantization=_quantization(config, checkpoint),
+        quantization=quantization,
     )
     cache = _make_cache(checkpoint.config, num_blocks, config.block_size, dtype, device)
     context = min(longest, num_blocks * config.block_size)
@@ -134,11 +136,17 @@ def _make_cache(
     )
 
 
-def _check_memory(model: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+def _check_memory(
+    model: ModelConfig, num_positions: int, dtype: torch.dtype, quantization: Quantization, device: torch.device
+) -> None:
     cache = num_positions * model.kv_bytes_per_token(dtype.itemsize)
-    # Tied matrices are kept twice: rows for the embedding, packed for the head.
-    tied = model.vocab_size * model.hidden_size if model.ties_embeddings else 0
-    weights = (model.num_parameters + tied) * dtype.itemsize
+    bits = weight_bits(quantization, model.vocab_size)
+    if bits is None:
+        # Tied matrices are kept twice: rows for the embedding, packed for the head.
+        tied = model.vocab_size * model.hidden_size if model.ties_embeddings else 0
+        weights = (model.num_parameters + tied) * dtype.itemsize
+    else:
+        weights = packed_bytes(model, dtype.itemsize, bits)
     largest = model.vocab_size * model.hidden_size * torch.float32.itemsize
     needed = weights + cache + 2 * largest + _WORKSPACE_BYTES
     available = available_bytes(device)

@@ -13,6 +13,7 @@ from headrace_worker.models.decoder_weights import Packing
 from headrace_worker.models.linear import Linear
 from headrace_worker.models.operations import Operations
 from headrace_worker.models.shard import Shard
+from headrace_worker.models.weight_bytes import WeightBits
 
 
 class Backend(NamedTuple):
@@ -22,3 +23,5 @@ class Backend(NamedTuple):
     sampler: Callable[[Device, int, int], DeviceSampler]
     """(device, vocabulary, sequences in one iteration)"""
     attention: Callable[[ModelConfig, Shard, KVCache, Sizes], DeviceAttention]
+    weight_bits: WeightBits | None = None
+    """What `packing` makes of a matrix. None: it leaves all as they are."""

@@ -1,5 +1,6 @@
 """Weights, cache and engine of a device: loads, measures, rehearses and records."""
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -19,7 +20,10 @@ from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.decoder import Decoder
 from headrace_worker.models.reading import read_decoder
 from headrace_worker.models.shard import WHOLE, Shard
+from headrace_worker.models.weight_bytes import WeightBits, matrices, packed_bytes
 from headrace_worker.models.weights import TensorSource
+
+_log = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -41,6 +45,7 @@ def build_engine(
     fit the device."""
     device = backend.device
     _check_weights(config, shard, dtype, sizes, backend)
+    _tell_unpacked(config, dtype, backend.weight_bits)
     weights = read_decoder(
         config,
         source,
@@ -115,11 +120,30 @@ def build_engine(
 
 
 def _check_weights(config: ModelConfig, shard: Shard, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> None:
-    needed = config.num_parameters * dtype.itemsize // (shard.tp_size * shard.pp_size)
+    whole = config.num_parameters * dtype.itemsize
+    if backend.weight_bits is not None:
+        whole = packed_bytes(config, dtype.itemsize, backend.weight_bits)
+    needed = whole // (shard.tp_size * shard.pp_size)
     memory = backend.device.memory()
     allowed = min(memory.free, int(memory.total * sizes.memory_share) - memory.own)
     if needed > allowed:
         raise ConfigError("model", f"needs {_mib(needed)} for its weights, but only {_mib(allowed)} are available")
+
+
+def _tell_unpacked(config: ModelConfig, dtype: torch.dtype, bits: WeightBits | None) -> None:
+    """Matrices that are left as they are make a model larger and slower than its user may expect."""
+    if bits is None:
+        return
+    packed = matrices(config)
+    left = [matrix for matrix in packed if bits(matrix.num_outputs, matrix.num_inputs) is None]
+    if left:
+        _log.warning(
+            "%d of %d matrices are not quantized but stay in %s: no kernel for %s inputs",
+            sum(matrix.number for matrix in left),
+            sum(matrix.number for matrix in packed),
+            str(dtype).removeprefix("torch."),
+            " or ".join(map(str, sorted({matrix.num_inputs for matrix in left}))),
+        )
 
 
 def _mib(num_bytes: int) -> str:

@@ -5,10 +5,12 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace_shared.errors import ConfigError
 from headrace_worker.kernels.fp8_matmul import fp8_matmul, quantize_rows
 from headrace_worker.kernels.int_matmul import int_matmul
-from headrace_worker.kernels.matmul import matmul
+from headrace_worker.kernels.matmul import INPUT_STEP, matmul
 from headrace_worker.kernels.quantized_weights import Fp8Weight, quantize_fp8, quantize_int4, quantize_int8
+from headrace_worker.kernels.rows import WIDEST_ROW
 from headrace_worker.models.linear import Linear
 
 INT4_GROUP = 64
@@ -23,6 +25,9 @@ class InvariantPacking:
     folds_norms = False
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Raises ConfigError for a matrix that the kernel does not take."""
+        if weight.shape[1] % INPUT_STEP:
+            raise ConfigError("deterministic", f"{weight.shape[1]} inputs are no multiple of {INPUT_STEP}")
         return partial(matmul, weight=weight, bias=bias)
 
     def gate_up(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -39,18 +44,40 @@ class QuantizedPacking:
         self._kind = kind
         self._vocab_size = vocab_size
 
+    def bits(self, num_outputs: int, num_inputs: int) -> float | None:
+        """A `WeightBits`."""
+        match self._kind_of(num_outputs, num_inputs):
+            case None:
+                return None
+            case "int4":
+                return 4 + (32 + 8) / INT4_GROUP
+            case _:
+                return 8 + 32 / num_inputs
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Raises ConfigError for a matrix that the kernels do not take."""
         num_outputs, num_inputs = weight.shape
-        if num_inputs % STEP:
-            return partial(F.linear, weight=weight, bias=bias)
-        if self._kind == "fp8":
-            return partial(_fp8_linear, weight=quantize_fp8(weight), bias=bias)
-        if self._kind == "int4" and num_outputs != self._vocab_size and not num_inputs % INT4_GROUP:
-            return partial(int_matmul, weight=quantize_int4(weight, INT4_GROUP), bias=bias)
-        return partial(int_matmul, weight=quantize_int8(weight), bias=bias)
+        match self._kind_of(num_outputs, num_inputs):
+            case None:
+                return partial(F.linear, weight=weight, bias=bias)
+            case "fp8":
+                if num_inputs > WIDEST_ROW:
+                    raise ConfigError("quantization", f"fp8 takes at most {WIDEST_ROW} inputs, not {num_inputs}")
+                return partial(_fp8_linear, weight=quantize_fp8(weight), bias=bias)
+            case "int4":
+                return partial(int_matmul, weight=quantize_int4(weight, INT4_GROUP), bias=bias)
+            case _:
+                return partial(int_matmul, weight=quantize_int8(weight), bias=bias)
 
     def gate_up(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return self.linear(weight, bias)
+
+    def _kind_of(self, num_outputs: int, num_inputs: int) -> str | None:
+        if num_inputs % STEP:
+            return None
+        if self._kind == "int4" and (num_outputs == self._vocab_size or num_inputs % INT4_GROUP):
+            return "int8"
+        return self._kind
 
 
 def _fp8_linear(rows: Tensor, *, weight: Fp8Weight, bias: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ from headrace_worker.models.decoder_weights import Packing
 from headrace_worker.models.linear import Linear, TorchPacking
 from headrace_worker.models.operations import Attend
 from headrace_worker.models.shard import Shard
+from headrace_worker.models.weight_bytes import WeightBits
 
 
 class PagedAttention:
@@ -56,14 +57,17 @@ def triton_backend(device: Device, *, deterministic: bool, quantization: str = "
     """`deterministic`: a sequence's tokens do not depend on what else is computed with them; not with `quantization`,
     which is none, int8, int4 or fp8."""
     packing: Packing[Linear] = TorchPacking(folds_norms=False)
+    weight_bits: WeightBits | None = None
     if deterministic:
         packing = InvariantPacking()
     elif quantization != "none":
-        packing = QuantizedPacking(quantization, vocab_size)
+        quantized = QuantizedPacking(quantization, vocab_size)
+        packing, weight_bits = quantized, quantized.bits
     return Backend(
         device=device,
         packing=packing,
         operations=lambda config: KernelOperations(config.norm_epsilon),
         sampler=KernelSampler,
         attention=partial(PagedAttention, deterministic=deterministic),
+        weight_bits=weight_bits,
     )

@@ -21,6 +21,8 @@ from headrace_worker.kernels.specialization import Specialization
 ADJACENT_TILES = 8
 """Tiles of rows that are computed beside each other for one tile of columns: they find the weight in the cache."""
 ADD_BLOCK = 1024
+INPUT_STEP = 16
+"""The number of inputs must be a multiple of this."""
 
 
 class Tiling(NamedTuple):
@@ -127,7 +129,7 @@ def matmul(rows: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiling: 
     num_rows, inner = rows.shape
     check_tensor("weight", weight, (None, inner), (rows.dtype,), device=rows.device)
     num_columns = weight.shape[0]
-    require(inner > 0 and inner % 16 == 0, f"{inner} inputs, not a positive multiple of 16")
+    require(inner > 0 and inner % INPUT_STEP == 0, f"{inner} inputs, not a positive multiple of {INPUT_STEP}")
     if bias is not None:
         check_tensor("bias", bias, (num_columns,), ELEMENT_TYPES, device=rows.device)
     output = torch.empty((num_rows, num_columns), dtype=rows.dtype, device=rows.device)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from headrace_worker.huge_pages import Arena
 from headrace_worker.models.decoder_weights import Packing
+from headrace_worker.models.weight_bytes import WeightBits
 from headrace_worker.native.library import Library
-from headrace_worker.native.linear import PackedWeight, WeightFormat, quantize_weight
+from headrace_worker.native.linear import INPUT_STEP, PackedWeight, WeightFormat, quantize_weight
 from headrace_worker.native.model import NativeMatrix, by_turns, pack, pack_gate_up, with_bias
 
 LOSSLESS = 2.0**-10
@@ -74,6 +75,18 @@ class QuantizedPacking:
         is_fine = self._quantization is Quantization.INT8 or weight.shape[0] == self._vocab_size
         format = WeightFormat.INT8 if is_fine else WeightFormat.INT4
         return quantize_weight(weight, format, self._kernels, self._arena).weight
+
+
+def weight_bits(quantization: Quantization, vocab_size: int) -> WeightBits | None:
+    """At most: AUTO may do with 4 bits. None: the weights stay as they are."""
+    if quantization is Quantization.NONE:
+        return None
+    eight, four = 8 + 16 / INPUT_STEP, 4 + 2 * 16 / INPUT_STEP
+
+    def bits(num_outputs: int, num_inputs: int) -> float:
+        return four if quantization is Quantization.INT4 and num_outputs != vocab_size else eight
+
+    return bits
 
 
 def make_packing(kernels: Library, quantization: Quantization, vocab_size: int) -> NativePacking:
