@@ -24,8 +24,8 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     """A resumable call whose client is gone is cancelled after this time, unless the client comes back."""
     stall_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     """Longest time without a token once the first one has come."""
-    publish_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 5.0
-    """Longest time to get a request into the queue while the broker is away."""
+    publish_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 15.0
+    """Longest time to get a request into the queue while the broker is away. A cluster may elect for 9 s."""
     ping_interval_s: Annotated[float, Meta(gt=0, le=15)] = 10.0
     """Time between comments in a stream that has nothing to tell."""
     send_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
