@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from headrace_shared.messages import SamplingParams, TokenLogprobs
+from headrace_shared.messages import BlockId, SamplingParams, SequenceId, TokenLogprobs
 from headrace_worker.cuda.build import build_engine
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.sizing import Sizes
 from headrace_worker.cuda.triton_backend import triton_backend
+from headrace_worker.iteration import SequenceSlice
 from headrace_worker.models.checkpoint import open_checkpoint
 from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
-from tests.worker.engine_driver import EngineDriver, generate, poison_free_blocks
+from tests.worker.engine_driver import EngineDriver, generate, make_admission, poison_free_blocks
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -51,6 +52,18 @@ def test_tokens_equal_those_of_the_synchronous_engine(tmp_path: Path, family: st
     running = [driver.add(prompt) for prompt in PROMPTS]
     driver.run_until(lambda one: len(one.output) >= NUM_NEW)
     assert [one.output[:NUM_NEW] for one in running] == expected
+
+
+def test_blocks_are_copied_before_a_sequence_goes_on_behind_them(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **SIZES)
+    engine = build(tmp_path)
+    prompt = PROMPTS[0]
+    [expected] = engine.logits([SequenceSlice(SequenceId(1), 0, 10, prompt, [BlockId(3)], True)])
+    engine.add(make_admission(prompt, sequence_id=2, block_ids=[7], num_cached=9, copies=[(3, 7)]))
+    engine.submit([SequenceSlice(SequenceId(2), 9, 1, prompt[9:], [BlockId(7)], True)])
+    [sampled] = engine.collect()
+    assert torch.equal(engine.cache.pages[:, 7, :, :, :9], engine.cache.pages[:, 3, :, :, :9])
+    assert sampled.token == int(expected.argmax())
 
 
 def test_deterministic_mode_gives_the_same_bits_in_every_batch(tmp_path: Path) -> None:

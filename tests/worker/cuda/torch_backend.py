@@ -7,13 +7,14 @@ from headrace_worker.cuda.backend import Backend
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.forward import DeviceBatch
 from headrace_worker.cuda.sizing import DeviceMemory, Sizes
-from headrace_worker.cuda.torch_sampler import TorchSampler
+from headrace_worker.kernels.attention_reference import copy_blocks
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.linear import TorchPacking
 from headrace_worker.models.operations import Attend
 from headrace_worker.models.shard import Shard
 from headrace_worker.models.torch_operations import TorchOperations
+from tests.worker.cuda.torch_sampler import TorchSampler
 
 
 class TorchPagedAttention:
@@ -60,4 +61,5 @@ def torch_backend(memory: DeviceMemory | None = None, peak_bytes: int = 0) -> Ba
         operations=lambda config: TorchOperations(config.norm_epsilon, torch.device("cpu")),
         sampler=lambda device, vocab_size, max_sequences: TorchSampler(device, vocab_size),
         attention=TorchPagedAttention,
+        copy_blocks=copy_blocks,
     )

@@ -15,9 +15,10 @@ from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.forward import DeviceBatch
 from headrace_worker.cuda.sampler import DeviceSampler
-from headrace_worker.cuda.torch_sampler import TorchSampler
+from headrace_worker.kernels.attention_reference import copy_blocks
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.sampling import Drawn, SamplingState, sample
+from tests.worker.cuda.torch_sampler import TorchSampler
 
 VOCAB_SIZE = 64
 BLOCK_SIZE = 4
@@ -77,6 +78,7 @@ def toy_engine(
         cache,
         CARD,
         sampler=sampler or TorchSampler(HostDevice(), VOCAB_SIZE),
+        copy_blocks=copy_blocks,
         device=HostDevice(),
         context=context,
         max_sequences=max_sequences,

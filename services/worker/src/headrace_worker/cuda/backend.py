@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from headrace_worker.cuda.decoder_forward import DeviceAttention
 from headrace_worker.cuda.device import Device
+from headrace_worker.cuda.engine import CopyBlocks
 from headrace_worker.cuda.sampler import DeviceSampler
 from headrace_worker.cuda.sizing import Sizes
 from headrace_worker.kv_cache import KVCache
@@ -23,5 +24,6 @@ class Backend(NamedTuple):
     sampler: Callable[[Device, int, int], DeviceSampler]
     """(device, vocabulary, sequences in one iteration)"""
     attention: Callable[[ModelConfig, Shard, KVCache, Sizes], DeviceAttention]
+    copy_blocks: CopyBlocks
     weight_bits: WeightBits | None = None
     """What `packing` makes of a matrix. None: it leaves all as they are."""

@@ -81,6 +81,7 @@ def build_engine(
             cache,
             card,
             sampler=backend.sampler(device, config.vocab_size, sizes.max_sequences),
+            copy_blocks=backend.copy_blocks,
             device=device,
             context=context,
             max_sequences=sizes.max_sequences,

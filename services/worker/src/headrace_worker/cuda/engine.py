@@ -30,6 +30,9 @@ from headrace_worker.cuda.upload import Upload
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.kv_cache import KVCache
 
+CopyBlocks = Callable[[Tensor, Tensor, Tensor], None]
+"""(pages, sources, destinations): see `KVCache.pages`; int64 block ids, in any order."""
+
 
 class CudaEngine:
     def __init__(
@@ -39,6 +42,7 @@ class CudaEngine:
         card: ModelCard,
         *,
         sampler: DeviceSampler,
+        copy_blocks: CopyBlocks,
         device: Device,
         context: int,
         max_sequences: int,
@@ -50,6 +54,7 @@ class CudaEngine:
         self.cache = cache
         self._forward = forward
         self._sampler = sampler
+        self._copy_blocks = partial(copy_blocks, cache.pages)
         self._samples = samples
         self._device = device
         self._facts = EngineFacts(
@@ -182,9 +187,6 @@ class CudaEngine:
 
     def _set_entries(self, indices: Tensor, block_ids: Tensor) -> None:
         self._tables.view(-1).index_copy_(0, indices, block_ids)
-
-    def _copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
-        self.cache.pages.index_copy_(1, destinations, self.cache.pages.index_select(1, sources))
 
     def _size(self, count: int) -> int | None:
         """The batch size recorded for `count` sequences, if there is one."""

@@ -68,7 +68,16 @@ def _run(engine: CudaEngine, lengths: Sequence[int], sampling: SamplingParams) -
     for length in lengths:
         blocks = [null_block] * -(-length // block_size)
         sequence_id = SequenceId(next(_IDS))
-        engine.add(Admission(sequence_id=sequence_id, request=request, choice=0, attempt=0, block_ids=tuple(blocks)))
+        engine.add(
+            Admission(
+                sequence_id=sequence_id,
+                request=request,
+                choice=0,
+                attempt=0,
+                block_ids=tuple(blocks),
+                copies=((null_block, null_block),),
+            )
+        )
         slices.append(SequenceSlice(sequence_id, 0, length, [0] * length, blocks, True))
     engine.submit(slices)
     engine.collect()

@@ -13,6 +13,7 @@ from headrace_worker.cuda.kernel_operations import KernelOperations
 from headrace_worker.cuda.kernel_sampler import KernelSampler
 from headrace_worker.cuda.packing import InvariantPacking, QuantizedPacking
 from headrace_worker.cuda.sizing import Sizes
+from headrace_worker.kernels.block_copy import copy_blocks
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.decoder_weights import Packing
@@ -69,5 +70,6 @@ def triton_backend(device: Device, *, deterministic: bool, quantization: str = "
         operations=lambda config: KernelOperations(config.norm_epsilon),
         sampler=KernelSampler,
         attention=partial(PagedAttention, deterministic=deterministic),
+        copy_blocks=copy_blocks,
         weight_bits=weight_bits,
     )

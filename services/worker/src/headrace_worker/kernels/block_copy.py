@@ -13,20 +13,21 @@ WORDS = 4096
 """Of 4 bytes, in a program."""
 
 
-@jit
-def _copy(pages, sources, destinations, layer_words, block_words, WORDS: tl.constexpr):
+# Caches of any size share one binary: the first copy of a request must not wait for a compiler.
+@jit(do_not_specialize=("num_blocks",))
+def _copy(pages, sources, destinations, num_blocks, block_words, WORDS: tl.constexpr):
     source = tl.load(sources + tl.program_id(1))
     destination = tl.load(destinations + tl.program_id(1))
     words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
-    layer = pages + tl.program_id(2).to(tl.int64) * layer_words
+    layer = pages + tl.program_id(2).to(tl.int64) * num_blocks * block_words
     inside = words < block_words
     copied = tl.load(layer + source * block_words + words, mask=inside)
     tl.store(layer + destination * block_words + words, copied, mask=inside)
 
 
 def copy_blocks(pages: Tensor, sources: Tensor, destinations: Tensor) -> None:
-    """pages [layers, blocks, …]; sources and destinations int64 [copies]. No destination may be a source too, or be
-    named twice: copies run in any order. ValueError for what the kernel does not take."""
+    """pages [layers, blocks, …]; sources and destinations int64 [copies]. No destination may be another's source,
+    or be named twice with different sources: copies run in any order. ValueError for what the kernel does not take."""
     require(pages.dim() > 2 and pages.is_contiguous(), "pages are not contiguous [layers, blocks, ...]")
     check_tensor("sources", sources, (None,), (torch.int64,), device=pages.device)
     check_tensor("destinations", destinations, tuple(sources.shape), (torch.int64,), device=pages.device)
@@ -40,7 +41,7 @@ def copy_blocks(pages: Tensor, sources: Tensor, destinations: Tensor) -> None:
         pages.view(num_layers, num_blocks, -1).view(torch.int32),
         sources,
         destinations,
-        num_blocks * block_words,
+        num_blocks,
         block_words,
         WORDS=WORDS,
         num_warps=8,
@@ -55,11 +56,11 @@ SPECIALIZATIONS = [
             "pages": "*i32",
             "sources": "*i64",
             "destinations": "*i64",
-            "layer_words": "i64",
+            "num_blocks": "i32",
             "block_words": "i32",
         },
         {"WORDS": WORDS},
         {"num_warps": 8},
-        attributes={"layer_words": 16, "block_words": 16},
+        attributes={"block_words": 16},
     )
 ]

@@ -1,5 +1,4 @@
-"""Sampling with torch alone, without waiting for the device: what the sampling kernels are compared with, and what
-draws where there are none."""
+"""Sampling with torch alone, without waiting for the device: what the sampling kernels are compared with."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from headrace_shared.messages import Admission, SequenceId
 from headrace_worker.cuda.device import Device
-from headrace_worker.cuda.draw import SEEN_IN_PROMPT, adjust, best, draw, penalize
 from headrace_worker.cuda.frame import Frame
 from headrace_worker.cuda.sampler import Draw, Preparation, Sampled, Wanted, to_host
 from headrace_worker.cuda.sequence import DeviceSequence, device_sequence, penalizes, seen_tokens
 from headrace_worker.cuda.tail import Tail
+from tests.worker.cuda.draw import SEEN_IN_PROMPT, adjust, best, draw, penalize
 
 
 class _Plan(NamedTuple):
