@@ -37,7 +37,7 @@ class LeaderNode:
         check_nodes(num_ranks, settings.num_nodes, settings.node_rank, settings.group)
         self._service = service
         self._settings = settings
-        self._presence = Presence(bus, settings.group, 0)
+        self._presence = Presence(bus, settings.group, 0, settings.load_timeout_s)
         self._host = settings.group_host or address_toward(settings.nats_url)
         self._sockets: LeaderSockets | None = None
         self._record: LeaderRecord | None = None
@@ -62,8 +62,8 @@ class LeaderNode:
         await self._presence.close(reason)
 
     async def assemble(self) -> None:
-        """Returns when all nodes have joined. Raises ConfigError, or NodesMissing after the time that loading may
-        take."""
+        """Returns when all nodes have joined. Raises ConfigError, or NodesMissing or GroupUnreachable after the
+        time that loading may take."""
         settings = self._settings
         self._sockets = self._open.enter_context(leader_sockets(self._host, settings.group_port))
         await self._presence.take(self._make_record)

@@ -52,7 +52,7 @@ class MemberService:
         self._service = service
         self._bus = bus
         self._settings = settings
-        self._presence = Presence(bus, settings.group, settings.node_rank, clock)
+        self._presence = Presence(bus, settings.group, settings.node_rank, settings.load_timeout_s, clock)
         self._host = settings.group_host or address_toward(settings.nats_url)
         self._model = settings.served_name or served_name(settings.model)
         self._state = "waiting"

@@ -25,11 +25,24 @@ class NodeReplaced(HeadraceError):
         super().__init__(f"another process is node {node_rank} of the group now")
 
 
+class GroupUnreachable(HeadraceError):
+    """The group's records could not be written for as long as was to be waited."""
+
+
 class Presence:
     """Belongs to one event loop; `open` before use. `view`: what it sees of the group, brought up to date by `tick`."""
 
-    def __init__(self, bus: Bus, group: str, node_rank: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        group: str,
+        node_rank: int,
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`patience_s`: how long a place in the group, or the broker, is waited for."""
         self._bus = bus
+        self._patience_s = patience_s
         self._group = group
         self._node_rank = node_rank
         self._key = group_key(group, node_rank)
@@ -65,8 +78,10 @@ class Presence:
 
     async def take(self, make: Callable[[], NodeRecord]) -> None:
         """Waits until nobody lives at this place of the group, and puts the record there. `make` is called when it is
-        to be written: its epoch depends on what is there."""
-        while True:
+        to be written: its epoch depends on what is there. Raises GroupUnreachable."""
+        deadline = self._clock() + self._patience_s
+        problem = "another process has it"
+        while self._clock() < deadline:
             self.tick()
             if self.view.is_free(self._node_rank, self._clock()):
                 record, revision = make(), self.view.revision(self._node_rank)
@@ -75,17 +90,24 @@ class Presence:
                     self._record = record
                     return
                 except BusError as error:
-                    log.info("place in the group not taken yet", error=str(error))
+                    problem = str(error)
+                    log.info("place in the group not taken yet", error=problem)
             await asyncio.sleep(CHECK_S)
+        raise GroupUnreachable(f"node {self._node_rank}'s place was not free for {self._patience_s:g} s: {problem}")
 
     async def change(self, state: NodeState, epoch: int | None = None) -> None:
-        """Tells the others. Tries until the broker has it. Raises NodeReplaced."""
+        """Tells the others. Tries until the broker has it. Raises NodeReplaced, or GroupUnreachable."""
+        deadline = self._clock() + self._patience_s
         while True:
             try:
                 await self._change(state=state, epoch=epoch)
                 return
             except BusError as error:
                 log.info("state in the group not told yet", state=state.value, error=str(error))
+                if self._clock() >= deadline:
+                    raise GroupUnreachable(
+                        f"state {state.value} could not be told for {self._patience_s:g} s: {error}"
+                    ) from error
                 await asyncio.sleep(CHECK_S)
 
     async def keep(self) -> None:
@@ -108,7 +130,7 @@ class Presence:
             except RevisionConflict as error:
                 # An earlier write of ours, whose answer was lost, looks the same.
                 entry = await self._bus.get(GROUPS.name, self._key)
-                if entry is not None and decode(entry.value, NodeRecord).holder != record.holder:
+                if entry is not None and _holder(entry.value) != record.holder:
                     raise NodeReplaced(self._node_rank) from error
                 self._revision = await self._write(record, None if entry is None else entry.revision)
             self._record = record
@@ -128,6 +150,15 @@ class Presence:
             log.warning("undecodable record of a node", key=key, error=str(error))
             return
         self.view.observe(int(tail), record, 0 if entry is None else entry.revision, self._clock())
+
+
+def _holder(value: bytes) -> str | None:
+    """None: what is there was not written by this version, so not by us."""
+    try:
+        record: NodeRecord = decode(value, NodeRecord)
+    except ProtocolError:
+        return None
+    return record.holder
 
 
 def _changed(record: NodeRecord, state: NodeState | None, epoch: int | None, reason: str | None) -> NodeRecord:
