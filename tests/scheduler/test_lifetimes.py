@@ -131,6 +131,13 @@ async def test_time_that_is_up_ends_even_what_runs_in_the_background(bench: Benc
     await until(lambda: bench.cancelled == [(BACKGROUND.request_id, CancelReason.DEADLINE)], 2.0)
 
 
+async def test_a_scheduler_that_takes_over_gives_no_time_anew(bench: Bench) -> None:
+    published_at = await bench.bus.clock("REQUESTS") - 100.0
+    bench.held.append(BACKGROUND.request_id)
+    bench.lifetimes.on_taken(replace(BACKGROUND, timeout_s=90.0), published_at)
+    await until(lambda: bench.cancelled == [(BACKGROUND.request_id, CancelReason.DEADLINE)], 2.0)
+
+
 async def test_after_a_freeze_everybody_gets_the_time_again(bench: Bench) -> None:
     bench.take(ORDINARY)
     bench.skip_s += 30.0

@@ -139,6 +139,8 @@ async def test_a_queue_delivers_once_until_acknowledged_by_anyone(pair: Pair) ->
     assert (one.data, one.stream_sequence, one.num_delivered, one.subject) == (b"one", first, 1, SUBJECT)
     assert (two.data, two.stream_sequence, two.num_delivered) == (b"two", second, 1)
     assert abs(one.published_at - before) < 5.0
+    told = pair.b.published_at(one.ack_subject)
+    assert told == pytest.approx(one.published_at, abs=0.01) and pair.b.published_at("") is None
     assert await pair.a.queue_depth(QUICK) == (0, 2)
     await pair.b.acknowledge(one.ack_subject)
     await pair.a.acknowledge(two.ack_subject)

@@ -114,6 +114,10 @@ class Bus(Protocol):
         """Removes the message for good, and waits for the broker to say so. BusUnavailable, OutcomeUnknown."""
         ...
 
+    def published_at(self, ack_subject: str) -> float | None:
+        """As in `Delivery`; None if it is not known."""
+        ...
+
     def in_progress(self, ack_subject: str) -> None:
         """Restarts the message's ack wait. Errors are silent: the next sign of life is soon."""
         ...

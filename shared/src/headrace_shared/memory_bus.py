@@ -185,6 +185,13 @@ class MemoryBus:
             consumer.forget(sequence)
         stream.remove(sequence)
 
+    def published_at(self, ack_subject: str) -> float | None:
+        if not ack_subject:
+            return None
+        stream, _, sequence = self._settled(ack_subject)
+        stored = stream.stored.get(sequence)
+        return None if stored is None else time.time() - (time.monotonic() - stored[1])
+
     def in_progress(self, ack_subject: str) -> None:
         if self.is_connected:
             _, consumer, sequence = self._settled(ack_subject)

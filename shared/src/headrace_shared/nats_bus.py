@@ -12,7 +12,7 @@ import structlog
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription, WatchHandler
 from headrace_shared.errors import BusRefused, BusUnavailable, OutcomeUnknown
 from headrace_shared.nats_connection import NatsConnection
-from headrace_shared.nats_jetstream import ApiOptions, JetStream
+from headrace_shared.nats_jetstream import ApiOptions, JetStream, parse_ack_subject
 from headrace_shared.nats_kv import KeyValue
 from headrace_shared.nats_link import LinkOptions
 from headrace_shared.nats_watch import Watch
@@ -123,6 +123,12 @@ class NatsBus:
 
     async def acknowledge(self, ack_subject: str) -> None:
         await self._streams.acknowledge(ack_subject)
+
+    def published_at(self, ack_subject: str) -> float | None:
+        try:
+            return parse_ack_subject(ack_subject).published_at
+        except ValueError:
+            return None
 
     def in_progress(self, ack_subject: str) -> None:
         self._streams.in_progress(ack_subject)

@@ -142,7 +142,7 @@ class Intake:
             self._core().give_up(request_id, reason, self._clock())
             self._wake()
             return
-        self._lifetimes.on_taken(request, delivery)
+        self._lifetimes.on_taken(request, delivery.published_at)
         self._cancellations.on_added(request_id)
         self._wake()
 

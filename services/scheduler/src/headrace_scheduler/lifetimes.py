@@ -76,10 +76,10 @@ class Lifetimes:
     def knows(self, request_id: RequestId) -> bool:
         return request_id in self._lives
 
-    def on_taken(self, request: Request, delivery: Delivery | None) -> None:
-        """The core has it now. Without a delivery its age is unknown."""
+    def on_taken(self, request: Request, published_at: float | None) -> None:
+        """The core has it now, from the queue or from another scheduler. `published_at`: None if it is not known."""
         if request.request_id not in self._lives:
-            age_s = 0.0 if delivery is None else self._broker_clock.age_s(delivery.published_at)
+            age_s = 0.0 if published_at is None else self._broker_clock.age_s(published_at)
             self._lives[request.request_id] = _Life(request, self._clock() - age_s)
 
     async def run(self) -> None:

@@ -299,7 +299,8 @@ class SchedulerService:
                 self._bus.in_progress(entry.admission.ack_subject)
         self._cancellations.look_up(adoption.adopted)
         for entry in snapshot:
-            self._lifetimes.on_taken(entry.admission.request, None)
+            published_at = self._bus.published_at(entry.admission.ack_subject)
+            self._lifetimes.on_taken(entry.admission.request, published_at)
         left = {request_id: routers[request_id] for request_id in adoption.adopted}
         if left:
             self.service.spawn(self._look_back(self.core, left), "look-back")
