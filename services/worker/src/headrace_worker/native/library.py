@@ -24,7 +24,6 @@ _SIGNATURES: dict[str, tuple[Sequence[object], object]] = {
     "headrace_block_bytes": ([_INT], _SIZE),
     "headrace_quantize": ([_POINTER, _SIZE, _SIZE, _INT, _POINTER, _INT], ctypes.c_double),
     "headrace_dequantize": ([_POINTER, _SIZE, _INT, _POINTER, _INT], _INT),
-    "headrace_pack_codes": ([_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT, _POINTER, _INT], None),
     "headrace_linear": ([_POINTER, _SIZE, _SIZE, _POINTER, _INT, _SIZE, _POINTER, _POINTER, _INT], None),
     "headrace_attention": ([_POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _INT], None),
     "headrace_rms_norm": ([_POINTER, _POINTER, _SIZE, _SIZE, ctypes.c_float, _POINTER, _INT, _INT], None),

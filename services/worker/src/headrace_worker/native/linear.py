@@ -40,23 +40,6 @@ class PackedWeight:
         return PackedWeight(data, (self.num_outputs, self.num_inputs), self.format, self.library)
 
 
-class Codes:
-    """A quantized matrix [outputs, inputs]: scale * code (+ minimum)."""
-
-    def __init__(self, codes: Tensor, scales: Tensor, minimums: Tensor | None) -> None:
-        """codes int8: from -127 to 127, or with `minimums` from 0 to 15; scales, minimums [outputs, inputs / 32]
-        float16. Raises ValueError."""
-        check_tensor("codes", codes, (None, None), (torch.int8,))
-        check_multiple("number of inputs", codes.shape[1], INPUT_STEP)
-        groups = (codes.shape[0], codes.shape[1] // INPUT_STEP)
-        check_tensor("scales", scales, groups, (torch.float16,))
-        if minimums is not None:
-            check_tensor("minimums", minimums, groups, (torch.float16,))
-        self.codes = codes
-        self.scales = scales
-        self.minimums = minimums
-
-
 def pack_weight(weight: Tensor, library: Library | None = None, arena: Arena | None = None) -> PackedWeight:
     """weight [outputs, inputs] bfloat16, as it is. Raises ValueError for what the kernels do not take."""
     check_tensor("weight", weight, (None, None), (torch.bfloat16,))
@@ -83,22 +66,6 @@ def quantize_weight(
         weight.data_ptr(), *weight.shape, format, packed.data.data_ptr(), torch.get_num_threads()
     )
     return Quantized(packed, error)
-
-
-def pack_codes(matrix: Codes, library: Library | None = None, arena: Arena | None = None) -> PackedWeight:
-    """Codes as they are, in 4 bits if they have minimums, else in 8."""
-    format = WeightFormat.INT8 if matrix.minimums is None else WeightFormat.INT4
-    packed = _room(matrix.codes.shape, format, library, arena)
-    packed.library.functions.headrace_pack_codes(
-        matrix.codes.data_ptr(),
-        matrix.scales.data_ptr(),
-        None if matrix.minimums is None else matrix.minimums.data_ptr(),
-        *matrix.codes.shape,
-        format,
-        packed.data.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return packed
 
 
 def packed_linear(rows: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-// Matrices to blocks of fewer bits (blocks.h): from weights, or from codes that somebody else has chosen.
+// Matrices to blocks of fewer bits (blocks.h).
 #include <algorithm>
 #include <cmath>
 
@@ -196,24 +196,6 @@ double quantize_matrix(const float* weights, std::int64_t num_outputs, std::int6
     return all_squares > 0.0 ? std::sqrt(all_errors / all_squares) : 0.0;
 }
 
-template <class Block>
-void pack_matrix(const std::int8_t* codes, const std::uint16_t* scales, const std::uint16_t* minimums,
-                 std::int64_t num_outputs, std::int64_t num_inputs, void* packed, int num_threads) {
-    const auto num_steps = num_inputs / kInputStep;
-    fill_blocks<Block>(num_outputs, num_inputs, packed, num_threads, [&](Block& block, std::int64_t tile, std::int64_t step) {
-        block = {};
-        Codes own = {};
-        for (int lane = 0; lane < kTile && tile * kTile + lane < num_outputs; ++lane) {
-            const auto row = tile * kTile + lane;
-            for (int i = 0; i < kInputStep; ++i)
-                own.of[i][lane] = static_cast<std::uint32_t>(std::int32_t{codes[row * num_inputs + step * kInputStep + i]});
-            block.scales[lane] = scales[row * num_steps + step];
-            if constexpr (sizeof(Block) == sizeof(Int4Block)) block.minimums[lane] = minimums[row * num_steps + step];
-        }
-        write_codes(own, block);
-    });
-}
-
 }  // namespace
 
 HEADRACE_EXPORT std::int64_t headrace_block_bytes(int format) { return block_bytes(static_cast<Format>(format)); }
@@ -224,14 +206,4 @@ HEADRACE_EXPORT double headrace_quantize(const float* weights, std::int64_t num_
     if (static_cast<Format>(format) == Format::int8)
         return quantize_matrix<Int8Block>(weights, num_outputs, num_inputs, packed, num_threads);
     return quantize_matrix<Int4Block>(weights, num_outputs, num_inputs, packed, num_threads);
-}
-
-// codes [num_outputs, num_inputs]; scales and minimums (of 4 bits only) [num_outputs, num_inputs / 32], halves.
-HEADRACE_EXPORT void headrace_pack_codes(const std::int8_t* codes, const std::uint16_t* scales, const std::uint16_t* minimums,
-                                         std::int64_t num_outputs, std::int64_t num_inputs, int format, void* packed,
-                                         int num_threads) {
-    if (static_cast<Format>(format) == Format::int8)
-        pack_matrix<Int8Block>(codes, scales, minimums, num_outputs, num_inputs, packed, num_threads);
-    else
-        pack_matrix<Int4Block>(codes, scales, minimums, num_outputs, num_inputs, packed, num_threads);
 }
