@@ -71,7 +71,8 @@ LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
 LOSSES = BucketSpec("LOSSES", max_bytes=16 * MIB, ttl_s=86_400.0)
 """request -> LossRecord."""
 MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
-GROUPS = BucketSpec("GROUPS", max_bytes=16 * MIB)
+GROUPS = BucketSpec("GROUPS", max_bytes=16 * MIB, ttl_s=86_400.0)
+"""Who lives writes its record again every second; the others go in the end."""
 IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=1024 * MIB, ttl_s=24 * 3600.0)
 """Idempotency keys: caller and key -> which call they stand for."""
 CALLS = BucketSpec("CALLS", max_bytes=256 * MIB, ttl_s=2 * TOKEN_LOG_S)

@@ -77,6 +77,12 @@ def test_a_place_is_free_when_nobody_has_it_or_its_holder_has_ended_or_is_silent
     assert watch.view.is_free(0, watch.now)
 
 
+def test_a_new_leader_goes_beyond_the_epoch_of_whoever_waits_for_one() -> None:
+    watch = Watch()
+    watch.put(1, MEMBER)
+    assert watch.view.record(0) is None and watch.view.next_epoch() == MEMBER.epoch + 1
+
+
 def test_a_leader_is_joined_only_when_it_has_shown_that_it_lives() -> None:
     watch = Watch()
     watch.put(0, LEADER)

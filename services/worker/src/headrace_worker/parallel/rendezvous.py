@@ -126,8 +126,8 @@ class GroupView:
         return seen is None or seen.record.state is NodeState.ENDED or now - seen.changed_at > LOST_S
 
     def next_epoch(self) -> int:
-        record = self.record(0)
-        return 1 if record is None else record.epoch + 1
+        # The record of the last leader may be gone while others still wait for one of a later epoch.
+        return 1 + max((seen.record.epoch for seen in self._nodes.values()), default=0)
 
     def leader_to_join(self, left: int, now: float) -> LeaderRecord | None:
         """A leader that lives and waits for nodes. `left`: the highest epoch that this node has been in."""
