@@ -38,6 +38,7 @@ Abort = Callable[[QueuedRequest, CancelReason], None]
 
 class _Left(NamedTuple):
     queued: QueuedRequest
+    at: float
     give_up_at: float
 
 
@@ -89,7 +90,8 @@ class Attachments:
             return
         request_id = queued.request.request_id
         self._left.pop(request_id, None)
-        self._left[request_id] = _Left(queued, self._clock() + self._reattach_timeout_s)
+        now = self._clock()
+        self._left[request_id] = _Left(queued, now, now + self._reattach_timeout_s)
         if len(self._left) > MAX_LEFT:
             _, oldest = self._left.popitem(last=False)
             self._give_up(oldest)
@@ -118,8 +120,10 @@ class Attachments:
 
     def _give_up(self, left: _Left) -> None:
         request_id = left.queued.request.request_id
+        # Who named it before it left us had its client before we did: both would wait for the other.
         heard_at = self._elsewhere.get(request_id, float("-inf"))
-        if request_id in self._here or self._clock() - heard_at <= PRESENCE_S:
+        is_elsewhere = heard_at > left.at and self._clock() - heard_at <= PRESENCE_S
+        if request_id in self._here or is_elsewhere:
             return  # whoever has the client now will see to it
         log.info("nobody came back", request_id=request_id)
         self._abort(left.queued, CancelReason.CLIENT)
