@@ -10,7 +10,7 @@ from headrace_worker.cuda.load import load_on_gpu
 from headrace_worker.forward import load_forward
 from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
-from headrace_worker.memory import available_bytes
+from headrace_worker.memory import WORKSPACE_BYTES, available_bytes, mib, planned_blocks
 from headrace_worker.models.checkpoint import Checkpoint, open_checkpoint
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.source import find_model
@@ -19,8 +19,6 @@ from headrace_worker.native.packing import Quantization, weight_bits
 from headrace_worker.torch_engine import TorchEngine
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_WORKSPACE_BYTES = 256 << 20
-"""Beside weights and cache: activations, buffers, the tokenizer."""
 
 
 def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
@@ -41,7 +39,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     if device.type == "cuda":
         return load_on_gpu(checkpoint, config.served_name or files.name, config, device, dtype, report)
     longest = min(checkpoint.config.context, config.context or checkpoint.config.context)
-    num_blocks = _planned_blocks(config, checkpoint.config, dtype)
+    num_blocks = planned_blocks(config, checkpoint.config.kv_bytes_per_token(dtype.itemsize))
     quantization = _quantization(config, checkpoint)
     _check_memory(checkpoint.config, num_blocks * config.block_size, dtype, quantization, device)
     bind = load_forward(
@@ -107,21 +105,6 @@ def _quantization(config: EngineConfig, checkpoint: Checkpoint) -> Quantization:
     return Quantization.NONE if wanted is Quantization.AUTO and not checkpoint.is_quantized else wanted
 
 
-def _planned_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    if config.num_blocks:
-        return config.num_blocks
-    num_blocks = config.kv_cache_bytes // _block_bytes(config, model, dtype)
-    if num_blocks < 1:
-        raise ConfigError(
-            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {config.block_size} tokens"
-        )
-    return num_blocks
-
-
-def _block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    return config.block_size * model.kv_bytes_per_token(dtype.itemsize)
-
-
 def _make_cache(
     model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
@@ -148,15 +131,11 @@ def _check_memory(
     else:
         weights = packed_bytes(model, dtype.itemsize, bits)
     largest = model.vocab_size * model.hidden_size * torch.float32.itemsize
-    needed = weights + cache + 2 * largest + _WORKSPACE_BYTES
+    needed = weights + cache + 2 * largest + WORKSPACE_BYTES
     available = available_bytes(device)
     if available is not None and needed > available:
         raise ConfigError(
             "kv_cache_bytes" if cache > weights else "model",
-            f"needs {_mib(needed)} of memory (weights {_mib(weights)}, KV cache {_mib(cache)}), "
-            f"but only {_mib(available)} are available",
+            f"needs {mib(needed)} of memory (weights {mib(weights)}, KV cache {mib(cache)}), "
+            f"but only {mib(available)} are available",
         )
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f} MiB"

@@ -2,7 +2,12 @@
 
 import torch
 
+from headrace_shared.errors import ConfigError
 from headrace_shared.machine import available_memory
+from headrace_worker.config import EngineConfig
+
+WORKSPACE_BYTES = 256 << 20
+"""Of an engine process, beside weights and cache: activations, buffers, the tokenizer."""
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -11,3 +16,20 @@ def available_bytes(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     return available_memory()
+
+
+def planned_blocks(config: EngineConfig, kv_bytes_per_token: int) -> int:
+    """KV blocks of an engine on a CPU. Raises ConfigError."""
+    if config.num_blocks:
+        return config.num_blocks
+    num_blocks = config.kv_cache_bytes // (config.block_size * kv_bytes_per_token)
+    if num_blocks < 1:
+        raise ConfigError(
+            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {config.block_size} tokens"
+        )
+    return num_blocks
+
+
+def mib(num_bytes: int) -> str:
+    """As a user reads it."""
+    return f"{num_bytes / 2**20:,.0f} MiB"

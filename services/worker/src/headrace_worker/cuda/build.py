@@ -15,6 +15,7 @@ from headrace_worker.cuda.rehearsal import rehearse
 from headrace_worker.cuda.sizing import Sizes, batch_sizes, blocks_that_fit
 from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
+from headrace_worker.memory import mib
 from headrace_worker.models.communicator import Communicator, SingleRank
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.decoder import Decoder
@@ -108,8 +109,8 @@ def build_engine(
         if num_blocks < 1:
             raise ConfigError(
                 "gpu_memory_share",
-                f"{sizes.memory_share} of {_mib(memory.total)} leaves no KV cache beside the weights and iterations of "
-                f"{sizes.tokens_per_iteration} tokens ({_mib(memory.own)} in use, {_mib(peak_bytes)} an iteration)",
+                f"{sizes.memory_share} of {mib(memory.total)} leaves no KV cache beside the weights and iterations of "
+                f"{sizes.tokens_per_iteration} tokens ({mib(memory.own)} in use, {mib(peak_bytes)} an iteration)",
             )
         report("measuring memory", 1, 1)
     num_blocks = agree(num_blocks)
@@ -128,7 +129,7 @@ def _check_weights(config: ModelConfig, shard: Shard, dtype: torch.dtype, sizes:
     memory = backend.device.memory()
     allowed = min(memory.free, int(memory.total * sizes.memory_share) - memory.own)
     if needed > allowed:
-        raise ConfigError("model", f"needs {_mib(needed)} for its weights, but only {_mib(allowed)} are available")
+        raise ConfigError("model", f"needs {mib(needed)} for its weights, but only {mib(allowed)} are available")
 
 
 def _tell_unpacked(config: ModelConfig, dtype: torch.dtype, bits: WeightBits | None) -> None:
@@ -145,7 +146,3 @@ def _tell_unpacked(config: ModelConfig, dtype: torch.dtype, bits: WeightBits | N
             str(dtype).removeprefix("torch."),
             " or ".join(map(str, sorted({matrix.num_inputs for matrix in left}))),
         )
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f} MiB"

@@ -4,6 +4,7 @@ import torch
 
 from headrace_shared.errors import ConfigError
 from headrace_worker.config import EngineConfig
+from headrace_worker.cuda.backend import Backend
 from headrace_worker.cuda.build import build_engine
 from headrace_worker.cuda.device import CudaDevice
 from headrace_worker.cuda.engine import CudaEngine
@@ -17,32 +18,40 @@ def load_on_gpu(
 ) -> CudaEngine:
     """`name`: how the model is called. Raises ConfigError for what cannot be run there."""
     _check_quantization(config, device)
+    return build_engine(
+        checkpoint.config,
+        checkpoint.source,
+        cuda_backend(config, device, checkpoint.config.vocab_size),
+        sizes_of(config, checkpoint.config.context),
+        lambda context: checkpoint.make_card(name, context),
+        dtype=dtype,
+        report=report,
+    )
+
+
+def cuda_backend(config: EngineConfig, device: torch.device, vocab_size: int) -> Backend:
+    """Raises ConfigError where there is no Triton."""
     try:
-        from headrace_worker.cuda.triton_backend import triton_backend  # only where there is Triton
+        from headrace_worker.cuda.triton_backend import triton_backend
     except ImportError as error:
         raise ConfigError("device", f"{device} needs the Python package triton: {error}") from error
-    longest = checkpoint.config.context
-    sizes = Sizes(
+    return triton_backend(
+        CudaDevice(device),
+        deterministic=config.deterministic,
+        quantization=config.quantization,
+        vocab_size=vocab_size,
+    )
+
+
+def sizes_of(config: EngineConfig, longest: int) -> Sizes:
+    """`longest`: the model's own context."""
+    return Sizes(
         context=min(longest, config.context or longest),
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         max_sequences=config.max_sequences,
         tokens_per_iteration=config.tokens_per_iteration,
         memory_share=config.gpu_memory_share,
-    )
-    return build_engine(
-        checkpoint.config,
-        checkpoint.source,
-        triton_backend(
-            CudaDevice(device),
-            deterministic=config.deterministic,
-            quantization=config.quantization,
-            vocab_size=checkpoint.config.vocab_size,
-        ),
-        sizes,
-        lambda context: checkpoint.make_card(name, context),
-        dtype=dtype,
-        report=report,
     )
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headrace_worker.tensor_layout import check_layout
+
 ELEMENT_TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -15,18 +17,7 @@ def check_tensor(
     the first dimension may lie further apart)."""
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} is on {tensor.device}, not on the CPU")
-    if tensor.dtype not in dtypes:
-        raise ValueError(f"{name} is {tensor.dtype}, not {' or '.join(map(str, dtypes))}")
-    if tensor.dim() != len(shape) or any(
-        want not in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
-    ):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} has the shape {list(tensor.shape)}, not [{wanted}]")
-    contiguous = tensor.is_contiguous()
-    if not contiguous and row_stride and tensor.shape[0] > 1:
-        contiguous = tensor[0].is_contiguous() and tensor.stride(0) >= tensor[0].numel()
-    if not contiguous:
-        raise ValueError(f"{name} is not contiguous")
+    check_layout(name, tensor, shape, dtypes, row_stride=row_stride)
 
 
 def check_multiple(name: str, value: int, factor: int) -> None:

@@ -9,12 +9,11 @@ from headrace_worker import engine as whole
 from headrace_worker.config import EngineConfig, check_model, with_defaults
 from headrace_worker.cuda.backend import Backend
 from headrace_worker.cuda.build import build_engine
-from headrace_worker.cuda.device import CudaDevice
-from headrace_worker.cuda.sizing import Sizes
+from headrace_worker.cuda.load import cuda_backend, sizes_of
 from headrace_worker.forward import TorchForward
 from headrace_worker.iteration import Engine, Report
 from headrace_worker.kv_cache import KVCache
-from headrace_worker.memory import available_bytes
+from headrace_worker.memory import WORKSPACE_BYTES, available_bytes, mib, planned_blocks
 from headrace_worker.models.checkpoint import Checkpoint, open_checkpoint
 from headrace_worker.models.linear import TorchPacking
 from headrace_worker.models.reading import read_decoder
@@ -25,9 +24,6 @@ from headrace_worker.parallel.sizes import group_kv_bytes_per_token, kv_bytes_pe
 from headrace_worker.parallel.stage_forward import StageForward
 from headrace_worker.parallel.torch_group import TorchGroup
 from headrace_worker.torch_engine import TorchEngine
-
-_WORKSPACE_BYTES = 256 << 20
-"""Of each rank, beside weights and cache."""
 
 
 def load(config: EngineConfig, report: Report) -> Engine:
@@ -52,11 +48,7 @@ def load_rank(config: EngineConfig, group: TorchGroup, device: torch.device, rep
     group.check_same("dtype", "number format", str(dtype))
     group.check_same("model", "architecture", str(model))
     if device.type == "cuda":
-        try:
-            from headrace_worker.cuda.triton_backend import triton_backend  # only where there is Triton
-        except ImportError as error:
-            raise ConfigError("device", f"{device} needs the Python package triton: {error}") from error
-        backend = triton_backend(CudaDevice(device), deterministic=config.deterministic)
+        backend = cuda_backend(config, device, model.vocab_size)
         return load_on_device(config, checkpoint, name, group, backend, dtype, report)
     return _load_on_cpu(config, checkpoint, name, group, dtype, report)
 
@@ -73,20 +65,11 @@ def load_on_device(
     """One rank's part on a device that has kernels of its own."""
     if config.speculative_tokens:
         raise ConfigError("speculative_tokens", "drafts are verified on CPUs only")
-    longest = checkpoint.config.context
-    sizes = Sizes(
-        context=min(longest, config.context or longest),
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        max_sequences=config.max_sequences,
-        tokens_per_iteration=config.tokens_per_iteration,
-        memory_share=config.gpu_memory_share,
-    )
     return build_engine(
         checkpoint.config,
         checkpoint.source,
         backend,
-        sizes,
+        sizes_of(config, checkpoint.config.context),
         lambda context: _card(config, checkpoint, name, context, report),
         dtype=dtype,
         shard=group.shard,
@@ -101,7 +84,8 @@ def _load_on_cpu(
     config: EngineConfig, checkpoint: Checkpoint, name: str, group: TorchGroup, dtype: torch.dtype, report: Report
 ) -> Engine:
     device, model, shard = torch.device("cpu"), checkpoint.config, group.shard
-    num_blocks = group.smallest("blocks", _num_blocks(config, checkpoint, dtype))
+    kv_bytes = group_kv_bytes_per_token(model, config.place, dtype.itemsize)
+    num_blocks = group.smallest("blocks", planned_blocks(config, kv_bytes))
     # Nobody reads weights before everybody has seen how much memory there is.
     group.smallest("fits", int(_check_memory(config, checkpoint, num_blocks, dtype, device)))
     weights = read_decoder(
@@ -175,18 +159,6 @@ def _open(config: EngineConfig, group: TorchGroup, report: Report) -> tuple[Chec
     return checkpoint, config.served_name or files.name
 
 
-def _num_blocks(config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Raises ConfigError."""
-    if config.num_blocks:
-        return config.num_blocks
-    block_bytes = config.block_size * group_kv_bytes_per_token(checkpoint.config, config.place, dtype.itemsize)
-    if block_bytes > config.kv_cache_bytes:
-        raise ConfigError(
-            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {config.block_size} tokens"
-        )
-    return config.kv_cache_bytes // block_bytes
-
-
 def _check_memory(
     config: EngineConfig, checkpoint: Checkpoint, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
@@ -198,13 +170,13 @@ def _check_memory(
         shard = shard_of(rank, place)
         weights += weight_bytes(model, shard, dtype.itemsize)
         cache += num_blocks * config.block_size * kv_bytes_per_token(model, shard, dtype.itemsize)
-    needed = weights + cache + place.num_local_ranks * _WORKSPACE_BYTES
+    needed = weights + cache + place.num_local_ranks * WORKSPACE_BYTES
     available = available_bytes(device)
     if available is not None and needed > available:
         raise ConfigError(
             "kv_cache_bytes" if cache > weights else "model",
-            f"{place.num_local_ranks} ranks need {_mib(needed)} of memory (weights {_mib(weights)}, KV cache "
-            f"{_mib(cache)}), but only {_mib(available)} are available",
+            f"{place.num_local_ranks} ranks need {mib(needed)} of memory (weights {mib(weights)}, KV cache "
+            f"{mib(cache)}), but only {mib(available)} are available",
         )
     return True
 
@@ -218,7 +190,3 @@ def _card(config: EngineConfig, checkpoint: Checkpoint, name: str, context: int,
     card = checkpoint.make_card(name, context)
     report("reading the tokenizer", 1, 1)
     return card
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f} MiB"
