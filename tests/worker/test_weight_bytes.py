@@ -55,7 +55,7 @@ def test_a_model_that_fits_only_in_fewer_bits_is_refused_in_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, hidden_size=128, intermediate_size=128, num_attention_heads=4)
-    monkeypatch.setattr(engine, "_WORKSPACE_BYTES", 0)
+    monkeypatch.setattr(engine, "WORKSPACE_BYTES", 0)
     monkeypatch.setattr(engine, "available_bytes", lambda device: 700_000)
     sizes = {"dtype": "bfloat16", "num_blocks": 2}
     with pytest.raises(ConfigError, match="weights"):
