@@ -1,4 +1,4 @@
-"""Whatever way requests end, nothing of them is left, and nobody gets another's answer (KV-08, WK-04, WK-07)."""
+"""Whatever way requests end, nothing of them is left, and nobody gets another's answer."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ async def nothing_is_left(system: Launched) -> None:
 
 
 async def test_blocks_return_whatever_way_requests_end(scripted: Launched) -> None:
-    """KV-08: 480 requests; afterwards one that needs the whole pool still fits."""
+    """480 requests; afterwards one that needs the whole pool still fits."""
     chance = random.Random(8)
     urls = [f"http://127.0.0.1:{process['port']}" for process in scripted.processes("router")]
     long = "x" * 1500 + '{"echo": "abc"}'
@@ -85,7 +85,7 @@ async def test_blocks_return_whatever_way_requests_end(scripted: Launched) -> No
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_is_counted_and_its_message_acknowledged(scripted: Launched, stream: bool) -> None:
-    """WK-04: after token 5 of a stream; after a while of a whole answer."""
+    """After token 5 of a stream; after a while of a whole answer."""
     counted = await metric(scripted, "scheduler", "headrace_requests_total")
     gone = await metric(scripted, "router", "headrace_clients_gone_total")
     iterations = await metric(scripted, "worker", "headrace_decode_tokens_total")
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_is_counted_and_its_message_acknowledged(scri
 
 
 async def test_fifty_streams_hear_only_themselves(scripted: Launched) -> None:
-    """WK-07, through two routers, on both endpoints, with random cancels between them."""
+    """Through two routers, on both endpoints, with random cancels between them."""
     chance = random.Random(50)
     urls = [f"http://127.0.0.1:{process['port']}" for process in scripted.processes("router")]
     nonces = [f"{chance.randrange(16**8):08x}" for _ in range(50)]

@@ -1,4 +1,4 @@
-"""Cases about the engine and its cache that need a real model (API-05, API-13, KV-03, KV-06, KV-10).
+"""Cases about the engine and its cache that need a real model.
 
 In float32, so that the composition of a batch changes no answer by its rounding.
 """
@@ -39,7 +39,6 @@ async def client(roomy: Launched) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_tiny_temperatures_are_greedy_and_harm_no_neighbour(client: httpx.AsyncClient) -> None:
-    """API-05."""
     neighbour: dict[str, Any] = {"temperature": 1, "seed": 11, "max_tokens": 16}
     alone = await ask(client, CHAT, "Name three rivers.", **neighbour)
     greedy = await ask(client, CHAT, STORY, temperature=0, max_tokens=16)
@@ -57,7 +56,7 @@ async def test_tiny_temperatures_are_greedy_and_harm_no_neighbour(client: httpx.
 
 
 async def test_choices_of_one_seed_differ_and_repeat(client: httpx.AsyncClient) -> None:
-    """API-13, whole, again, and as a stream in which a stop string ends one choice early."""
+    """Whole, again, and as a stream in which a stop string ends one choice early."""
     fields: dict[str, Any] = {"n": 4, "seed": 7, "temperature": 1, "max_tokens": 40}
     first, second = [await ask(client, CHAT, STORY, **fields) for _ in range(2)]
     assert sorted(first.choices) == [0, 1, 2, 3]
@@ -76,7 +75,7 @@ async def test_choices_of_one_seed_differ_and_repeat(client: httpx.AsyncClient) 
 
 
 async def test_requests_at_once_share_a_prefix_only_once_it_is_computed(client: httpx.AsyncClient) -> None:
-    """KV-06: sixteen at once on a cold cache. Alone, each has a salt of its own, so that nothing is cached. That freed
+    """Sixteen at once on a cold cache. Alone, each has a salt of its own, so that nothing is cached. That freed
     memory may hold NaN is shown in tests/worker/test_engine.py."""
     prefix = [1000 + 7 * number for number in range(200)]
     prompts = [[*prefix, *range(3000 + 10 * number, 3006 + 10 * number)] for number in range(16)]
@@ -90,7 +89,7 @@ async def test_requests_at_once_share_a_prefix_only_once_it_is_computed(client: 
 
 
 async def test_choices_share_a_partly_filled_block(client: httpx.AsyncClient) -> None:
-    """KV-10: 37 tokens in blocks of 16."""
+    """37 tokens in blocks of 16."""
     prompt = list(range(2000, 2037))
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
     one = await ask(client, TEXT, prompt, **greedy)
@@ -162,7 +161,7 @@ def alone(roomy: Launched) -> Alone:
 async def test_preempted_answers_are_those_of_a_run_alone(
     alone: Alone, tmp_path_factory: pytest.TempPathFactory, prefix_caching: str, ways: list[str]
 ) -> None:
-    """KV-03: four times eight blocks in a pool of twelve."""
+    """Four times eight blocks in a pool of twelve."""
     environment = FLOAT32 | {"HEADRACE_NUM_BLOCKS": "12", "HEADRACE_PREFIX_CACHING": prefix_caching}
     folder = tmp_path_factory.mktemp("small")
     with launched(folder, "--no-autoscaler", environment=environment) as small:

@@ -26,7 +26,7 @@ async def ask_all_ways(client: httpx.AsyncClient, prompt: Any, **fields: Any) ->
 
 
 async def test_no_character_is_lost_between_tokens(client: httpx.AsyncClient) -> None:
-    """STR-01: one token a byte."""
+    """One token a byte."""
     for answer in await ask_all_ways(client, {"text": UNICODE}, max_tokens=100):
         assert answer.outcome() == {0: (UNICODE, "stop")}
         assert not any("\ufffd" in delta for delta in answer.deltas)
@@ -35,7 +35,7 @@ async def test_no_character_is_lost_between_tokens(client: httpx.AsyncClient) ->
 
 @pytest.mark.parametrize("logprobs", [False, True])
 async def test_a_limit_in_the_middle_of_a_character(client: httpx.AsyncClient, logprobs: bool) -> None:
-    """STR-03: an emoji is four tokens. What is left of it is one U+FFFD, in both modes."""
+    """An emoji is four tokens. What is left of it is one U+FFFD, in both modes."""
     for max_tokens in (1, 2, 3, 4):
         for path, stream in WAYS:
             fields: dict[str, Any] = {"max_tokens": max_tokens}
@@ -62,13 +62,12 @@ async def test_a_limit_in_the_middle_of_a_character(client: httpx.AsyncClient, l
 async def test_stop_strings_over_several_tokens(
     client: httpx.AsyncClient, pieces: list[str], stop: list[str], text: str, finish: str
 ) -> None:
-    """STR-04: nothing of a stop string is shown, and nothing that only began like one is lost."""
+    """Nothing of a stop string is shown, and nothing that only began like one is lost."""
     for answer in await ask_all_ways(client, {"pieces": pieces}, stop=stop, max_tokens=20):
         assert answer.outcome() == {0: (text, finish)}
 
 
 async def test_only_a_possible_beginning_of_a_stop_string_is_delayed(client: httpx.AsyncClient) -> None:
-    """STR-04."""
     for path, stream in WAYS:
         if stream:
             answer = await ask(client, path, {"pieces": ["win", "win", "t", "wo"]}, True, stop=["tw"])
@@ -76,7 +75,6 @@ async def test_only_a_possible_beginning_of_a_stop_string_is_delayed(client: htt
 
 
 async def test_usage_comes_once_at_the_end_and_only_on_demand(client: httpx.AsyncClient) -> None:
-    """STR-06."""
     for path, stream in WAYS:
         if not stream:
             reply = await client.post(path, json=body_of(path, {"text": "abc"}, stream_options={"include_usage": True}))
@@ -99,7 +97,7 @@ async def test_usage_comes_once_at_the_end_and_only_on_demand(client: httpx.Asyn
 
 
 async def test_each_choice_ends_for_itself(client: httpx.AsyncClient) -> None:
-    """API-13: four choices, one of which a stop string ends early."""
+    """Four choices, one of which a stop string ends early."""
     script = {"choices": ["abcdefgh", "ab", "xyz stop it", "🦉"]}
     for answer in await ask_all_ways(client, script, n=4, stop=["stop"], max_tokens=40):
         assert answer.outcome() == {0: ("abcdefgh", "stop"), 1: ("ab", "stop"), 2: ("xyz ", "stop"), 3: ("🦉", "stop")}

@@ -65,7 +65,7 @@ async def test_kills_are_not_noticed(nats_server: NatsServer, tmp_path: Path) ->
 
 
 async def test_no_request_is_left_open_while_workers_come_and_go(nats_server: NatsServer, tmp_path: Path) -> None:
-    """WK-02: short requests, and one of three workers is killed or told to stop every second or so."""
+    """Short requests, and one of three workers is killed or told to stop every second or so."""
     fast = shape(0.02, workers=3, worker={"drain_timeout_s": 1.0})
     async with Fleet.of(nats_server, tmp_path, fast) as fleet:
         crowd, stop = Crowd(fleet.urls, seed=5, resumes=False), asyncio.Event()

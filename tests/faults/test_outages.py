@@ -1,4 +1,4 @@
-"""The broker freezes, a worker is cut off from it, a scheduler joins: what runs goes on soon, and only once (Q-01)."""
+"""The broker freezes, a worker is cut off from it, a scheduler joins: what runs goes on soon, and only once."""
 
 import asyncio
 import os
@@ -89,7 +89,7 @@ async def test_a_worker_that_is_cut_off_drops_everything_and_comes_back_empty(
 async def test_a_scheduler_that_joins_gets_its_share_and_no_sequence_starts_again(
     deployment: Deployment, client: Client
 ) -> None:
-    """Q-01 as well: the answers take longer than the ack wait, and each is delivered once."""
+    """The answers take longer than the ack wait, and each is delivered once."""
     await deployment.scheduler("scheduler-1")
     for number in range(2):
         await deployment.worker(f"worker-{number + 1}", step_s=0.04)
@@ -117,7 +117,6 @@ async def test_a_scheduler_that_joins_gets_its_share_and_no_sequence_starts_agai
 async def test_a_request_whose_worker_dies_before_its_first_token_is_taken_up_within_seconds(
     deployment: Deployment, client: Client
 ) -> None:
-    """Q-01."""
     await deployment.scheduler()
     await deployment.worker("worker-1", step_s=1.0)
     await until(lambda: client.gauge("scheduler-1", "num_workers") == 1.0, timeout_s=START_S, what="adoption")

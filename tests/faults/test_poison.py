@@ -1,4 +1,4 @@
-"""Requests that workers die of: they cost two workers, and nobody else is given up for them (Q-07)."""
+"""Requests that workers die of: they cost two workers, and nobody else is given up for them."""
 
 import asyncio
 from typing import Any
@@ -87,7 +87,7 @@ async def test_requests_that_make_engines_hang_cost_two_workers_each(deployment:
 
 
 async def test_one_worker_is_enough_to_find_out(deployment: Deployment, client: Client) -> None:
-    """Q-07: one worker, which is started again each time; two other requests behind the poison."""
+    """One worker, which is started again each time; two other requests behind the poison."""
     await deployment.scheduler(max_deliveries=3)
     async with Keeper.of(deployment, 1, step_s=0.005) as keeper:
         await until(lambda: client.gauge("scheduler-1", "num_workers") == 1.0, START_S, "adoption")

@@ -1,4 +1,4 @@
-"""SIGTERM of every process under load: not one client notices, and all end within their time (WK-02)."""
+"""SIGTERM of every process under load: not one client notices, and all end within their time."""
 
 import asyncio
 from pathlib import Path

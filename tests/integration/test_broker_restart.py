@@ -1,4 +1,4 @@
-"""The broker goes away and comes back under schedulers and workers (Q-04)."""
+"""The broker goes away and comes back under schedulers and workers."""
 
 import asyncio
 import time
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.nats
 async def test_the_broker_restarts_while_all_are_idle(
     deployment: Deployment, client: Client, nats_server: NatsServer
 ) -> None:
-    """Q-04."""
     await deployment.scheduler()
     await deployment.worker()
     before = await client.submit(PROMPT, max_tokens=5)
@@ -42,7 +41,7 @@ async def test_the_broker_restarts_while_all_are_idle(
 async def test_the_broker_restarts_in_mid_stream(
     deployment: Deployment, client: Client, nats_server: NatsServer, down_s: float
 ) -> None:
-    """Q-04: shorter than the lease, longer, and so long that ownership is lost."""
+    """Shorter than the lease, longer, and so long that ownership is lost."""
     await deployment.scheduler()
     await deployment.worker(step_s=0.02)
     requests = [await client.submit(PROMPT, max_tokens=200, seed=seed) for seed in range(4)]

@@ -107,7 +107,7 @@ async def test_cancelled_while_waiting_for_room(deployment: Deployment, client: 
 
 
 async def test_every_stream_echoes_its_own_nonce(deployment: Deployment, client: Client) -> None:
-    """WK-07: 50 concurrent streams with random cancels, then SIGTERM for the worker."""
+    """50 concurrent streams with random cancels, then SIGTERM for the worker."""
     await deployment.scheduler()
     await deployment.worker(step_s=0.003, max_sequences=16, num_blocks=64)
     chance = random.Random(7)
@@ -132,7 +132,7 @@ async def test_every_stream_echoes_its_own_nonce(deployment: Deployment, client:
 
 
 async def test_prompts_around_the_size_of_the_pool(deployment: Deployment, client: Client) -> None:
-    """KV-01: 8 blocks of 16 tokens. prompt + max_tokens <= 128 runs, anything else is refused, by one formula; a short
+    """8 blocks of 16 tokens. prompt + max_tokens <= 128 runs, anything else is refused, by one formula; a short
     prompt behind it always completes."""
     await deployment.scheduler()
     await deployment.worker(num_blocks=8, context=4096, step_s=0.001)

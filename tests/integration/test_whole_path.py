@@ -1,4 +1,4 @@
-"""Router, scheduler and worker as processes on a broker, one of which fails (STR-10, Q-04, Q-05, AS-05)."""
+"""Router, scheduler and worker as processes on a broker, one of which fails."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def ready(system: System, **settings: Any) -> None:
 
 @pytest.mark.parametrize("mishap", ["the worker raises", "SIGKILL", "SIGSTOP"])
 async def test_a_cut_answer_never_looks_whole(system: System, client: Client, mishap: str) -> None:
-    """STR-10, with no other worker to go on: an error within the stated time, then the end of the stream."""
+    """With no other worker to go on: an error within the stated time, then the end of the stream."""
     await ready(system, step_s=0.02)
     script: dict[str, Any] = {"echo": "abc"}
     if mishap == "the worker raises":
@@ -82,7 +82,7 @@ async def test_a_cut_answer_never_looks_whole(system: System, client: Client, mi
 
 
 async def test_the_broker_restarts_under_the_whole_system(system: System, nats_server: NatsServer) -> None:
-    """Q-04: while all are idle, and with streams running; with the broker away, refusals are quick."""
+    """While all are idle, and with streams running; with the broker away, refusals are quick."""
     await ready(system, step_s=0.01)
     await nats_server.stop()
     await until_status(system.api, "/health", 503, timeout_s=5.0)
@@ -108,7 +108,7 @@ async def test_the_broker_restarts_under_the_whole_system(system: System, nats_s
 
 
 async def test_large_messages_cost_nobody_else(system: System) -> None:
-    """Q-05: the broker takes messages of 1 MiB."""
+    """The broker takes messages of 1 MiB."""
     await ready(system, num_blocks=16_384, context=262_144, tokens_per_iteration=65_536, checks=False, step_s=0.01)
     streams = [
         asyncio.create_task(system.ask(path, {"echo": "abcd"}, True, max_tokens=400)) for path in (CHAT, TEXT) * 5
@@ -138,7 +138,7 @@ async def test_large_messages_cost_nobody_else(system: System) -> None:
 
 
 async def test_every_length_runs_or_is_refused_at_once(system: System, client: Client) -> None:
-    """KV-01: 8 blocks of 16 tokens, a model context of 4096. Router and scheduler agree: prompt + answer <= 128."""
+    """8 blocks of 16 tokens, a model context of 4096. Router and scheduler agree: prompt + answer <= 128."""
     await ready(system, num_blocks=8, context=4096, step_s=0.005)
     script, short = '{"echo": "ab"}', {"text": "ok"}
     for length in (100, 111, 112, 119, 120, 121, 127, 128, 129, 500):
@@ -165,7 +165,7 @@ async def test_every_length_runs_or_is_refused_at_once(system: System, client: C
 
 
 async def test_a_model_without_workers_is_woken_by_its_requests(system: System, client: Client) -> None:
-    """AS-05: the card outlives the worker, so a fresh router knows the model; what it does not know is a 404."""
+    """The card outlives the worker, so a fresh router knows the model; what it does not know is a 404."""
     await ready(system)
     assert await system.deployment.stop("worker-1") == 0
     url = await system.deployment.router("router-2", ping_interval_s=0.5)

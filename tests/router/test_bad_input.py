@@ -253,7 +253,6 @@ async def test_slow_heads_and_slow_bodies_are_cut(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_template_s_refusal_is_told_in_its_own_words() -> None:
-    """API-11."""
     source = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('No system turn, please.') }}{% endif %}"
         "{% for message in messages %}{% if not loop.first and message.role == messages[loop.index0 - 1].role %}"

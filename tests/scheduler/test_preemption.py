@@ -1,4 +1,4 @@
-"""Running out of blocks: who is preempted, when, and that everybody finishes as if nothing had happened (KV-03)."""
+"""Running out of blocks: who is preempted, when, and that everybody finishes as if nothing had happened."""
 
 import pytest
 

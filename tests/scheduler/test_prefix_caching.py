@@ -1,4 +1,4 @@
-"""What sequences share: cached prefixes, the prompt among choices of one request, and across workers (KV-06, KV-10)."""
+"""What sequences share: cached prefixes, the prompt among choices of one request, and across workers."""
 
 import pytest
 

@@ -132,7 +132,7 @@ def test_the_oldest_message_of_the_queue_is_admitted_first() -> None:
     assert admitted_names(step(made)) == ["early", "late"]
 
 
-# KV-01: what cannot fit, what fits, and who waits for whom.
+# What cannot fit, what fits, and who waits for whom.
 
 
 @pytest.mark.parametrize("context", [128, 4096])
@@ -298,7 +298,7 @@ def test_a_message_redelivered_between_the_end_and_its_event_is_acknowledged_by_
     assert ended.ack_subject == "ack.2"
 
 
-# KV-08: every way to end gives everything back.
+# Every way to end gives everything back.
 
 
 def test_every_way_to_end_gives_all_blocks_back() -> None:

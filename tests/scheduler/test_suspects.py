@@ -1,4 +1,4 @@
-"""Who is suspected when a worker dies, how suspects are tried, and who is given up (Q-07)."""
+"""Who is suspected when a worker dies, how suspects are tried, and who is given up."""
 
 import random
 
