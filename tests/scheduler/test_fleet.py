@@ -15,6 +15,7 @@ from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import (
     Adopt,
     ControlMessage,
+    DrainVerdict,
     Grant,
     Hello,
     Progress,
@@ -97,6 +98,7 @@ class HandWorker:
         self.scheduler = SchedulerId("")
         self.number = 0
         self.grants: list[Grant] = []
+        self.verdicts: list[DrainVerdict] = []
         self.num_adopted = 0
         self.answers = True
 
@@ -133,6 +135,9 @@ class HandWorker:
         control: ControlMessage = codec.decode(message.data, ControlMessage)
         if isinstance(control, Grant):
             self.grants.append(control)
+            return
+        if isinstance(control, DrainVerdict):
+            self.verdicts.append(control)
             return
         self.num_adopted += 1
         if self.answers:

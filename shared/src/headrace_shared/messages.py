@@ -11,6 +11,9 @@ Who says what to whom (subjects in `subjects.py`):
     worker    -> scheduler  Snapshot        all that the worker holds, in answer to Adopt
     worker    -> scheduler  Progress        what was computed and which blocks came back
     worker    -> everyone   Hello           what the worker is and in which state
+    anyone    -> worker     WorkerCommand   drain, park or promote it: autoscaler and operator
+    worker    -> whoever    CommandReply    whether it obeys, and why not
+    scheduler -> worker     DrainVerdict    whether it may leave: fenced by the lease epoch, like Grant
     worker    -> router     TokenFrame      tokens of one choice, through the token log
     scheduler -> router     RequestEnded    the one terminal event, through the token log
     scheduler -> operator   DeadRequest     what was given up because workers die of it, in a stream of its own
@@ -84,6 +87,17 @@ class WorkerState(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     LEAVING = "leaving"
+    PARKED = "parked"
+    """Loaded and warm, but without a cache for sequences: it takes nothing until it is promoted."""
+
+
+class CommandKind(StrEnum):
+    DRAIN = "drain"
+    """Take nothing new, let others have what runs, and leave."""
+    PARK = "park"
+    """The same, but stay, parked."""
+    PROMOTE = "promote"
+    """Be ready: out of parking, or out of a drain that is under way."""
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
@@ -325,6 +339,48 @@ class Hello(Struct, frozen=True, tag=True, kw_only=True):
     """Why it leaves, if not because it was told to: its engine died or hangs, say."""
     hang_timeout_s: float = 0.0
     """After so long without an iteration it gives its engine up by itself; 0 if it does not say."""
+    promotion_s: float = 0.0
+    """While parked: how long it will take to be ready once it is told to."""
+    is_parking: bool = False
+    """While draining (or loading): it will be parked and not leave."""
+    command_epoch: int = 0
+    """The highest of the commands that it has had: it obeys no lower one."""
+
+
+class WorkerCommand(Struct, frozen=True, tag=True, kw_only=True):
+    """What a worker is to become. Idempotent; the latest one counts, and Hello shows what became of it."""
+
+    worker: WorkerId
+    kind: CommandKind
+    command_id: str = ""
+    """The reply repeats it."""
+    sender: str = ""
+    """Where the reply goes: a token of a subject. Empty: nobody waits for one."""
+    epoch: int = 0
+    """Of the lease of the leading autoscaler, who is obeyed only with the highest that the worker has seen; 0: an
+    operator's, always obeyed."""
+
+
+class CommandReply(Struct, frozen=True, tag=True, kw_only=True):
+    """Sent once it is known whether a command is obeyed: within a few seconds, unless the worker dies."""
+
+    worker: WorkerId
+    command_id: str
+    is_accepted: bool
+    state: WorkerState
+    message: str = ""
+    """For a person: why not, or how."""
+
+
+class DrainVerdict(Struct, frozen=True, tag=True, kw_only=True):
+    """Said to a draining worker at once and about every second, for as long as it drains; the latest one counts."""
+
+    worker: WorkerId
+    epoch: int
+    is_granted: bool
+    """False: be ready again, nobody else could do the work that waits."""
+    has_others: bool = False
+    """Its sequences are moved to other workers; else it runs them to their end."""
 
 
 class LossRecord(Struct, frozen=True, tag=True, kw_only=True):
@@ -406,7 +462,7 @@ class FlightPart(Struct, frozen=True, tag=True, kw_only=True):
     """Readable by the version of the scheduler that wrote it."""
 
 
-ControlMessage = Adopt | Grant
+ControlMessage = Adopt | Grant | DrainVerdict
 """On `grants.<worker>`."""
 ReportMessage = Progress | Snapshot
 """On `progress.<scheduler>`."""

@@ -5,7 +5,9 @@
     cancel.<request>                      stream CANCELS: tombstones, heard live by every scheduler
     attached.<router>                     Attached
     dead.<model>.<request>                stream DEAD: requests that were given up, for an operator
-    grants.<worker>                       Adopt, Grant
+    grants.<worker>                       Adopt, Grant, DrainVerdict
+    commands.<worker>                     WorkerCommand
+    replies.<sender>                      CommandReply
     progress.<scheduler>                  Progress, Snapshot
     workers.<model>.<worker>              Hello
     telemetry.<service>.<id>              Telemetry
@@ -139,6 +141,15 @@ ALL_ATTACHED = "attached.*"
 
 def grants_subject(worker: WorkerId) -> str:
     return f"grants.{worker}"
+
+
+def commands_subject(worker: WorkerId) -> str:
+    return f"commands.{worker}"
+
+
+def replies_subject(sender: str) -> str:
+    """`sender`: one token, such as a service id."""
+    return f"replies.{sender}"
 
 
 def progress_subject(scheduler: SchedulerId) -> str:

@@ -16,6 +16,7 @@ from headrace_shared.leases import LEASE_TTL_S
 from headrace_shared.messages import (
     Adopt,
     ControlMessage,
+    DrainVerdict,
     Grant,
     Progress,
     SchedulerId,
@@ -48,11 +49,14 @@ class Session:
         send_to_engine: Callable[[bytes], None],
         on_adopted: Callable[[], None],
         now: float,
+        on_verdict: Callable[[DrainVerdict], None] = lambda _: None,
     ) -> None:
+        """`on_verdict`: of the scheduler that holds the lease."""
         self._worker_id = worker_id
         self._bus = bus
         self._send_to_engine = send_to_engine
         self._on_adopted = on_adopted
+        self._on_verdict = on_verdict
         self.mirror = mirror
         self._scheduler: SchedulerId | None = None
         self._epoch = 0
@@ -91,6 +95,9 @@ class Session:
             log.warning("control message for another worker dropped", worker=control.worker)
         elif isinstance(control, Adopt):
             self._adopt(control, now)
+        elif isinstance(control, DrainVerdict):
+            if control.epoch == self.epoch:
+                self._on_verdict(control)
         else:
             self._apply(control, message.data, now)
 
