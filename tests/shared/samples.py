@@ -28,6 +28,8 @@ from headrace_shared.messages import (
     RequestEnded,
     RequestId,
     RouterId,
+    RouterLoad,
+    RunningGroup,
     SamplingParams,
     SchedulerId,
     SequenceId,
@@ -39,6 +41,7 @@ from headrace_shared.messages import (
     TokenFrame,
     TokenLogprobs,
     TopLogprob,
+    WaitingGroup,
     WorkerCommand,
     WorkerId,
     WorkerState,
@@ -205,6 +208,13 @@ SAMPLES: dict[str, Struct] = {
         top_k=40,
         repetition_penalty=1.25,
         created=1_700_000_000,
+    ),
+    "RouterLoad": RouterLoad(
+        router=RouterId("router-01234567"),
+        model="tiny",
+        waiting=(WaitingGroup(0, 41, 3, 4, 700, 96),),
+        running=(RunningGroup(2, 60),),
+        promises=b"\x01\x02\x03\x04\x05\x06\x07\x08",
     ),
     "FlightPart": FlightPart(
         scheduler=SchedulerId("scheduler-01234567"), chunk=7, part=1, num_parts=2, data=b"\x93\x01\x02\x03"

@@ -18,6 +18,7 @@ Who says what to whom (subjects in `subjects.py`):
     scheduler -> router     RequestEnded    the one terminal event, through the token log
     scheduler -> operator   DeadRequest     what was given up because workers die of it, in a stream of its own
     scheduler -> scheduler  LossRecord      how often a request has lost its worker, in a bucket
+    router    -> router     RouterLoad      which of its requests wait and run, twice a second
     anyone    -> everyone   Telemetry       figures, once a second
 
 Token ids travel packed, as unsigned 32-bit little-endian (`codec.pack_ids`).
@@ -72,6 +73,8 @@ class CancelReason(StrEnum):
     """The router met a stop string: the choice is complete, the outcome stays `finished`."""
     DEADLINE = "deadline"
     """The request's time is up: the outcome is `expired`."""
+    SHED = "shed"
+    """It still waits, and its time will surely be up before its turn: the outcome is `shed`."""
 
 
 class Audience(StrEnum):
@@ -448,6 +451,41 @@ class Telemetry(Struct, frozen=True, tag=True, kw_only=True):
     model: str = ""
     gauges: dict[str, float] = {}
     """Instrument name -> value; names and units in `telemetry.py`."""
+
+
+class WaitingGroup(Struct, frozen=True, array_like=True):
+    """Neighbours among one router's requests that have no token yet, in the order of (rank, stream sequence)."""
+
+    rank: int
+    """Lower ones are served first (lanes, classes)."""
+    last_sequence: int
+    """Highest stream sequence among them."""
+    num_requests: int
+    num_choices: int
+    prompt_tokens: int
+    """Over all of them; each prompt once."""
+    output_tokens: int
+    """Expected, over all choices."""
+
+
+class RunningGroup(Struct, frozen=True, array_like=True):
+    """Some of one router's choices that have begun."""
+
+    num_choices: int
+    tokens_left: int
+    """Expected of each."""
+
+
+class RouterLoad(Struct, frozen=True, tag=True, kw_only=True):
+    """All that one router has in the queue and on the workers, of one model. Only routers know what waits in the
+    stream: from everybody's loads each derives positions and waits."""
+
+    router: RouterId
+    model: str
+    waiting: tuple[WaitingGroup, ...] = ()
+    running: tuple[RunningGroup, ...] = ()
+    promises: bytes = b""
+    """New promises to clients that were refused: digests of PROMISE_BYTES bytes (see the router's `promises.py`)."""
 
 
 class FlightPart(Struct, frozen=True, tag=True, kw_only=True):

@@ -4,6 +4,7 @@
     tokens.<router>.<request>             stream TOKENS: the token log; a router holds one wildcard subscription
     cancel.<request>                      stream CANCELS: tombstones, heard live by every scheduler
     attached.<router>                     Attached
+    loads.<router>                        RouterLoad
     dead.<model>.<request>                stream DEAD: requests that were given up, for an operator
     grants.<worker>                       Adopt, Grant, DrainVerdict
     commands.<worker>                     WorkerCommand
@@ -137,6 +138,13 @@ def attached_subject(router: RouterId) -> str:
 
 
 ALL_ATTACHED = "attached.*"
+
+
+def loads_subject(router: RouterId) -> str:
+    return f"loads.{router}"
+
+
+ALL_LOADS = "loads.*"
 
 
 def grants_subject(worker: WorkerId) -> str:

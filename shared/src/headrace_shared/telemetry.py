@@ -29,6 +29,14 @@ NUM_BLOCKS = "num_blocks"
 NUM_FREE_BLOCKS = "num_free_blocks"
 TOKENS_PER_S = "tokens_per_s"
 """Output tokens over the last second."""
+NUM_PREFILL_TOKENS = "num_prefill_tokens"
+"""Prompt tokens that a worker has computed since its start."""
+NUM_OUTPUT_TOKENS = "num_output_tokens"
+"""Tokens that a worker has sampled since its start."""
+NUM_ITERATIONS = "num_iterations"
+"""Of a worker's engine since its start."""
+BUSY_S = "busy_s"
+"""Seconds that a worker has spent in iterations since its start."""
 NUM_IN_FLIGHT = "num_in_flight"
 """Requests whose client is waiting at a router."""
 IS_CUDA = "is_cuda"
@@ -36,6 +44,26 @@ IS_CUDA = "is_cuda"
 DTYPE_BITS = "dtype_bits"
 HEALTH_PORT = "health_port"
 """Where /live, /health and /metrics answer; part of every service's report."""
+
+# Gauges of one model: the name, a colon, the model (`of_model`). The first four come from the autoscaler that acts.
+MAX_WORKERS_OF = "max_workers"
+"""Most workers that may be started. At least 1: the model can be woken."""
+COMING_WORKERS_OF = "coming_workers"
+"""Started or being unparked, and not ready yet."""
+COMING_IN_S_OF = "coming_in_s"
+"""Expected seconds until the first of them is ready."""
+START_S_OF = "start_s"
+"""Expected seconds from a queued request to a ready worker while there is none."""
+WANTED_OF = "wanted"
+"""Calls that a router holds because nobody has shown it the model's card yet."""
+TTFT_P95_OF = "ttft_p95_s"
+"""Of the answers that began in about the last 30 s at a router."""
+WAITING_TOKENS_OF = "waiting_tokens"
+"""Prompt tokens of a router's requests that have no token yet."""
+
+
+def of_model(gauge: str, model: str) -> str:
+    return f"{gauge}:{model}"
 
 
 class Instrument(NamedTuple):

@@ -26,7 +26,11 @@ GRACE_S = 0.5
 GIVE_UP_S = 60.0
 """Longest time to reach a broker that is away. After that the request's own end has to do."""
 MAX_TASKS = 20_000
-_OUTCOMES = {CancelReason.CLIENT: Outcome.CANCELLED, CancelReason.DEADLINE: Outcome.EXPIRED}
+_OUTCOMES = {
+    CancelReason.CLIENT: Outcome.CANCELLED,
+    CancelReason.DEADLINE: Outcome.EXPIRED,
+    CancelReason.SHED: Outcome.SHED,
+}
 
 
 class QueuedRequest(NamedTuple):

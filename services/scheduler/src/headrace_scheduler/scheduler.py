@@ -43,6 +43,7 @@ OUTCOMES = {
     CancelReason.CLIENT: Outcome.CANCELLED,
     CancelReason.STOP: Outcome.FINISHED,
     CancelReason.DEADLINE: Outcome.EXPIRED,
+    CancelReason.SHED: Outcome.SHED,
 }
 
 

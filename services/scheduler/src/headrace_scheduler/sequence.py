@@ -214,7 +214,7 @@ class OwnedRequest:
     def outcome(self) -> Outcome:
         """The worst of the choices' outcomes."""
         outcomes: Iterable[Outcome | None] = {sequence.outcome for sequence in self.sequences}
-        for outcome in (Outcome.FAILED, Outcome.EXPIRED, Outcome.CANCELLED):
+        for outcome in (Outcome.FAILED, Outcome.EXPIRED, Outcome.SHED, Outcome.CANCELLED):
             if outcome in outcomes:
                 return outcome
         return Outcome.FINISHED

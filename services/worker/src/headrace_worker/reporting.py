@@ -64,9 +64,11 @@ class Reporting:
             telemetry.TOKENS_PER_S: tokens_per_s,
             telemetry.IS_CUDA: float(facts.device.startswith("cuda")),
             telemetry.DTYPE_BITS: 32.0 if facts.dtype == "float32" else 16.0,
-            "num_output_tokens": session.num_output_tokens,
+            telemetry.NUM_OUTPUT_TOKENS: session.num_output_tokens,
+            telemetry.NUM_PREFILL_TOKENS: session.num_prefilled,
+            telemetry.NUM_ITERATIONS: session.num_iterations,
+            telemetry.BUSY_S: session.busy_s,
             "num_stalled": num_stalled,
-            "num_iterations": session.num_iterations,
             "batch_occupancy": min(1.0, num_running / facts.max_sequences),
             **self._rank_gauges(),
         }

@@ -76,6 +76,8 @@ class Session:
         """Sampled since the start."""
         self.num_prefilled = 0
         """Prompt tokens computed since the start."""
+        self.busy_s = 0.0
+        """Spent in iterations since the start."""
         self.iterated_at = now
         """When the engine last showed that it lives."""
 
@@ -109,6 +111,7 @@ class Session:
         self._num_prefill_tokens += iteration.num_prefill_tokens
         self.num_prefilled += iteration.num_prefill_tokens
         self._elapsed_s += iteration.elapsed_s
+        self.busy_s += iteration.elapsed_s
         self._num_coalesced += 1
         self.num_output_tokens += self.mirror.apply_rows(iteration.rows, iteration.released)
         if self._publish_tokens() and (self.mirror.is_report_urgent or self._num_coalesced >= MAX_COALESCED):
