@@ -11,12 +11,13 @@ import structlog
 
 from headrace_autoscaler.fleet import Fleet
 from headrace_autoscaler.policy import Decision, Limits, Observation, State, decide
+from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.messages import Hello, Lane, Telemetry
 from headrace_shared.service import Service
-from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY, requests_consumer
+from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +52,7 @@ class Autoscaler:
             num_waiting = num_taken = 0
             for lane in Lane:
                 try:
-                    depth = await self._bus.queue_depth(requests_consumer(model, lane))
+                    depth = await lane_depth(self._bus, model, lane)
                 except BusError as error:
                     log.debug("queue depth unknown", model=model, lane=lane, error=str(error))
                     continue
