@@ -30,6 +30,8 @@ class KeyEntry(Struct, frozen=True, tag=True, kw_only=True):
     created: int
     claimed_at: float
     """By the broker's clock."""
+    model: str = ""
+    """Which answers; not always the one that was asked for. Empty: that one."""
 
 
 class Claim(NamedTuple):

@@ -18,10 +18,11 @@ from headrace_router.call_options import IDEMPOTENCY_KEY, CallOptions, owner_of,
 from headrace_router.call_record import CallRecord, prompts_of, record_of
 from headrace_router.call_store import CallStore, IdempotencyKey, KeyEntry
 from headrace_router.cancellation import Canceller, QueuedRequest
+from headrace_router.gate import Gate
 from headrace_router.inflight import Mailbox
 from headrace_router.models import Models
 from headrace_router.positions import parse_position
-from headrace_router.preparation import Endpoint, Prepared, Preparer
+from headrace_router.preparation import Endpoint, Parsed, Prepared, Preparer
 from headrace_router.requests import Terms, make_prompts
 from headrace_router.runner import CallSettings, EndedWithoutAnswer, Runner
 from headrace_router.submission import submit
@@ -48,6 +49,7 @@ class Caller:
         router: RouterId,
         models: Models,
         preparer: Preparer,
+        gate: Gate,
         canceller: Canceller,
         store: CallStore,
         runner: Runner,
@@ -57,6 +59,7 @@ class Caller:
         self._router = router
         self._models = models
         self._preparer = preparer
+        self._gate = gate
         self._canceller = canceller
         self._store = store
         self._runner = runner
@@ -84,31 +87,35 @@ class Caller:
     async def _begin(self, call: Call, data: bytes, endpoint: Endpoint) -> None:
         options = read_options(call.headers)
         self._runner.admit()
+        parsed = self._preparer.parse(endpoint, data)
         if options.idempotency_key is not None:
-            await self._begin_once(call, data, endpoint, options, options.idempotency_key)
+            digest = hashlib.sha256(f"{endpoint.value}\0".encode() + data).digest()
+            await self._begin_once(call, parsed, options, options.idempotency_key, digest)
             return
-        prepared = await self._preparer.prepare(endpoint, data, secrets.randbits(63))
+        model = self._gate.admit(parsed)
+        prepared = await self._preparer.prepare(parsed, model, secrets.randbits(63))
         await self._runner.run(call, self._new(call, options, prepared))
 
     async def _begin_once(
-        self, call: Call, data: bytes, endpoint: Endpoint, options: CallOptions, given_key: str
+        self, call: Call, parsed: Parsed, options: CallOptions, given_key: str, digest: bytes
     ) -> None:
-        digest = hashlib.sha256(f"{endpoint.value}\0".encode() + data).digest()
         key = IdempotencyKey(owner_of(call.headers), given_key, digest)
         for _ in range(MAX_CLAIMS):
             found = await self._store.find(key)
             if found is not None:
                 with contextlib.suppress(EndedWithoutAnswer):
-                    await self._repeat(call, data, endpoint, options, found.entry)
+                    await self._repeat(call, parsed, options, found.entry)
                     return
             seed = secrets.randbits(63)
-            plan = self._new(call, options, await self._preparer.prepare(endpoint, data, seed))
+            model = self._gate.admit(parsed)
+            plan = self._new(call, options, await self._preparer.prepare(parsed, model, seed))
             entry = KeyEntry(
                 fingerprint=digest,
                 request_id=call.request_id,
                 router=self._router,
                 seed=seed,
                 created=plan.created,
+                model=model.card.model,
                 claimed_at=await self._store.clock(),
             )
             claim = await self._store.claim(key, entry, found)
@@ -120,14 +127,15 @@ class Caller:
             f"Others are using this {IDEMPOTENCY_KEY} right now.", param=IDEMPOTENCY_KEY, code="idempotency_key_busy"
         )
 
-    async def _repeat(self, call: Call, data: bytes, endpoint: Endpoint, options: CallOptions, entry: KeyEntry) -> None:
+    async def _repeat(self, call: Call, parsed: Parsed, options: CallOptions, entry: KeyEntry) -> None:
         """Raises EndedWithoutAnswer if it is worth a new attempt."""
         record = await self._store.load(entry.request_id)
         if record is None:
             if not await self._store.may_queue_again(entry):
                 raise InvalidRequest("The answer is not kept any more.", code="answer_expired")
             # Its router died before it could tell, or is just about to: then the queue stores it only once.
-            prepared = await self._preparer.prepare(endpoint, data, entry.seed)
+            model = self._models.get(entry.model or parsed.model)
+            prepared = await self._preparer.prepare(parsed, model, entry.seed)
             plan = self._new(call, options, prepared, entry)
             for prompt in plan.prompts:
                 await submit(self._bus, prompt, Mailbox(1), self._limits.publish_timeout_s)

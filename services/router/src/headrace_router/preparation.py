@@ -7,8 +7,9 @@ from typing import NamedTuple
 import structlog
 
 from headrace_router.call_record import AnswerForm, form_of
-from headrace_router.models import Models, ServedModel
+from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
+from headrace_router.prompt_size import PromptSize, size_of
 from headrace_router.requests import EncodedPrompt, encode_chat, encode_prompts
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
 from headrace_router.tokenization import PromptPool
@@ -26,6 +27,22 @@ class Endpoint(Enum):
     COMPLETION = "completion"
 
 
+class Parsed(NamedTuple):
+    """A body whose types are right; its values are not checked yet, and nothing is tokenized."""
+
+    endpoint: Endpoint
+    body: ChatBody | CompletionBody
+
+    @property
+    def model(self) -> str:
+        """As the client asks for it."""
+        return self.body.model
+
+    @property
+    def size(self) -> PromptSize:
+        return size_of(self.body)
+
+
 class Prepared(NamedTuple):
     model: ServedModel
     params: ValidParams
@@ -34,32 +51,33 @@ class Prepared(NamedTuple):
 
 
 class Preparer:
-    def __init__(self, models: Models, pool: PromptPool) -> None:
-        self._models = models
+    def __init__(self, pool: PromptPool) -> None:
         self._pool = pool
         self._unknown_fields: set[str] = set()
 
-    async def prepare(self, endpoint: Endpoint, data: bytes, random_seed: int) -> Prepared:
+    def parse(self, endpoint: Endpoint, data: bytes) -> Parsed:
+        """Raises InvalidRequest."""
+        if endpoint is Endpoint.CHAT:
+            return Parsed(endpoint, parse_body(ChatBody, data))
+        return Parsed(endpoint, parse_body(CompletionBody, data))
+
+    async def prepare(self, parsed: Parsed, model: ServedModel, random_seed: int) -> Prepared:
         """`random_seed` is used if the client gives none. Raises RequestError."""
         encode: Callable[[], list[EncodedPrompt]]
-        if endpoint is Endpoint.CHAT:
-            chat_body = parse_body(ChatBody, data)
-            model = self._models.get(chat_body.model)
-            chat, params = validate_chat(chat_body, model.card, random_seed)
-            self._note_unknown(chat_body)
+        body = parsed.body
+        if isinstance(body, ChatBody):
+            chat, params = validate_chat(body, model.card, random_seed)
 
             def encode() -> list[EncodedPrompt]:
                 return encode_chat(model, chat, params)
         else:
-            body = parse_body(CompletionBody, data)
-            model = self._models.get(body.model)
             prompts, params = validate_completion(body, model.card, random_seed)
-            self._note_unknown(body)
 
             def encode() -> list[EncodedPrompt]:
                 return encode_prompts(model, prompts, params)
 
-        form = form_of(params, is_chat=endpoint is Endpoint.CHAT)
+        self._note_unknown(body)
+        form = form_of(params, is_chat=parsed.endpoint is Endpoint.CHAT)
         return Prepared(model, params, form, await self._pool.run(encode))
 
     def _note_unknown(self, body: GenerationBody) -> None:

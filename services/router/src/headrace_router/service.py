@@ -14,6 +14,7 @@ from headrace_router.call_response import ClientLimits
 from headrace_router.call_store import CallStore
 from headrace_router.calls import Caller
 from headrace_router.cancellation import Canceller
+from headrace_router.gate import Gate
 from headrace_router.generation import Limits
 from headrace_router.inflight import InFlightTable
 from headrace_router.metrics import RouterMetrics
@@ -85,7 +86,8 @@ class RouterService:
             bus=bus,
             router=router,
             models=models,
-            preparer=Preparer(models, pool),
+            preparer=Preparer(pool),
+            gate=Gate(models),
             canceller=canceller,
             store=store,
             runner=runner,
