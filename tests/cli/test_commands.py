@@ -52,8 +52,8 @@ def test_each_command_has_help_and_names_bad_flags(command: str, capsys: pytest.
     with pytest.raises(SystemExit) as raised:
         run([command, "--help"])
     assert raised.value.code == 0 and f"usage: headrace {command}" in capsys.readouterr().out
-    assert run([command, "--nonsense"]) == 2
-    assert capsys.readouterr().err == f"headrace {command}: --nonsense: unknown flag; see --help\n"
+    assert run([command, "--xyzzy"]) == 2
+    assert capsys.readouterr().err == f"headrace {command}: --xyzzy: unknown flag; see --help\n"
 
 
 def example_state(**changes: object) -> InstanceState:

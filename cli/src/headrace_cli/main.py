@@ -12,6 +12,7 @@ COMMANDS = {
     "up": "start broker, router, scheduler, worker and autoscaler on this machine",
     "ps": "list the processes of running instances",
     "chat": "talk to a model",
+    "flood": "send load and measure what users would feel; compare two runs",
     "dead": "list, show, requeue or drop requests that were given up",
     "explain": "tell what became of a request",
     "record": "save what the schedulers have seen and done of late",
