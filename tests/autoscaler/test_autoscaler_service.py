@@ -29,7 +29,7 @@ from headrace_shared.subjects import (
 )
 from tests.autoscaler.test_fleet import hello
 
-LIMITS = Limits(1, 4, 60.0)
+LIMITS = Limits(1, 4, target_load=1.0)
 
 
 async def prepare(bus: Bus, num_requests: int) -> None:
@@ -62,7 +62,7 @@ async def test_reports_what_it_would_do() -> None:
     await asyncio.sleep(1.2)
     assert service.not_ready() is None
     assert autoscaler.decisions["tiny"].desired == 3
-    assert autoscaler.decisions["tiny"].reason == "17 requests, 8 at a time on a worker"
+    assert autoscaler.decisions["tiny"].reason.startswith("17 requests (14 waiting), 8 at a time on a worker")
     own = [each for each in heard if each.id == "autoscaler-1"]
     assert own[-1].state == "ready" and own[-1].gauges["desired_workers:tiny"] == 3.0
     service.drain()
@@ -93,7 +93,7 @@ async def test_a_queue_that_cannot_be_read_decides_nothing() -> None:
     await autoscaler.decide_once()
     bus.broker.stop()
     await autoscaler.decide_once()
-    assert autoscaler.decisions["tiny"].reason == "17 requests, 8 at a time on a worker"
+    assert autoscaler.decisions["tiny"].reason.startswith("17 requests (14 waiting), 8 at a time on a worker")
     service.drain()
     await run
 

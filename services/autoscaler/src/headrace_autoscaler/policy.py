@@ -1,27 +1,61 @@
-"""How many workers a model should have. Pure: no bus, no clock, no environment."""
+"""How many workers a model should have, and how many in its warm pool. Pure: no bus, no clock, no environment.
 
-from math import ceil
+Up: at once when requests wait, else when more has been needed for a while; ahead of a rising rate of arrivals by the
+time that a new worker takes to become ready; at most double in one step, since each step shows what the last one did.
+Down: to the most that was needed in a long window, with a margin; after a decrease that proves wrong the window
+grows. A figure that cannot be read changes nothing and lowers nothing.
+"""
+
+from math import ceil, floor, inf
 from typing import NamedTuple
+
+from headrace_autoscaler.capacity import Capacity
+from headrace_autoscaler.demand import Demand, Load, demand
+from headrace_autoscaler.observation import Observation
+from headrace_autoscaler.window import Peaks
+
+MIN_CLEAR_S = 5.0
+MAX_HORIZON_S = 600.0
+STEP = 2
+"""In one decision the workers at most double, or grow by so many if that is more."""
+MARGIN = 0.05
+"""So much more than was needed must fit before there are fewer workers."""
+REVERSAL_S = 3600.0
+"""More workers within this time after fewer: fewer was wrong."""
+PATIENCE = 3.0
+"""Factor by which the window grows when fewer was wrong, until it is REVERSAL_S."""
+MAX_PATIENCE = 12.0
+FORGIVEN_S = 2 * REVERSAL_S
+CHANCE = 1e-6
+"""Below this a fraction of a worker is an error of rounding."""
 
 
 class Limits(NamedTuple):
-    min_workers: int
-    max_workers: int
-    scale_down_after_s: float
+    min_workers: int = 1
+    max_workers: int = 8
+    scale_down_after_s: float = 300.0
     """So long must less be enough before there is less."""
+    scale_up_after_s: float = 20.0
+    """So long must more be needed before there is more, while nothing waits."""
+    scale_to_zero_after_s: float = 900.0
+    """Without any request for so long the last worker goes, if `min_workers` is 0."""
+    ttft_target_s: float = 2.0
+    """Wanted time to first token."""
+    target_load: float = 0.9
+    """Share of a worker's capacity that is planned with."""
+    min_parked: int = 0
+    max_parked: int = 0
+    """Of the warm pool. 0: there is none."""
+    cost_per_worker_hour: float = 0.0
+    max_cost_per_hour: float = 0.0
+    """0: no limit."""
 
-
-class Observation(NamedTuple):
-    """One model at one moment."""
-
-    num_workers: int
-    """Ready or loading; those that leave are not counted."""
-    num_waiting: int
-    """Requests in the queue that nobody has taken."""
-    num_running: int
-    """Requests taken and not yet ended."""
-    worker_capacity: int
-    """Sequences that one worker runs at a time; 0: not known yet."""
+    @property
+    def most_workers(self) -> int:
+        """Within `max_workers` and the cost."""
+        if self.max_cost_per_hour > 0 and self.cost_per_worker_hour > 0:
+            return min(self.max_workers, floor(self.max_cost_per_hour / self.cost_per_worker_hour + CHANCE))
+        return self.max_workers
 
 
 class State(NamedTuple):
@@ -29,34 +63,147 @@ class State(NamedTuple):
 
     desired: int | None = None
     """None before the first decision."""
-    less_since: float | None = None
-    """Since when fewer workers than `desired` would be enough."""
+    load: Load = Load()
+    capacity: Capacity = Capacity()
+    needed: Peaks = Peaks()
+    """Workers, as fractions."""
+    more_since: float | None = None
+    """Since when more than `desired` has been needed."""
+    worked_at: float | None = None
+    """When there was last anything to do."""
+    decreased_at: float = -inf
+    reversed_at: float = -inf
+    patience: float = 1.0
+    """Times `scale_down_after_s`."""
 
 
 class Decision(NamedTuple):
     desired: int
+    """Workers that serve or are on their way."""
     reason: str
+    """One line."""
+    parked: int = 0
+    """Workers wanted in the warm pool, beside the others."""
+    is_frozen: bool = False
+    """Something could not be read: nothing may be decreased."""
+    cost_per_hour: float = 0.0
 
 
 def decide(observation: Observation, limits: Limits, state: State, now: float) -> tuple[Decision, State]:
-    """`now` is monotonic seconds. Goes up at once, and down to what is needed after `scale_down_after_s` of less."""
-    work = observation.num_waiting + observation.num_running
-    if observation.worker_capacity:
-        wanted = ceil(work / observation.worker_capacity)
-        reason = f"{work} requests, {observation.worker_capacity} at a time on a worker"
-    else:
-        wanted = max(observation.num_workers, int(work > 0))
-        reason = f"{work} requests, capacity of a worker not known yet"
-    needed = min(max(wanted, limits.min_workers), limits.max_workers)
-    if needed != wanted:
-        reason += f"; {wanted} is outside {limits.min_workers} to {limits.max_workers}"
-    before = max(observation.num_workers, limits.min_workers) if state.desired is None else state.desired
-    current = min(before, limits.max_workers)
-    if needed >= current:
-        return Decision(needed, reason), State(needed)
-    since = now if state.less_since is None else state.less_since
-    remaining_s = since + limits.scale_down_after_s - now
-    if remaining_s > 0:
-        kept = f"{reason}; {needed} would be enough, waiting {remaining_s:.0f} s more"
-        return Decision(current, kept), State(current, since)
-    return Decision(needed, reason), State(needed)
+    """`now` is monotonic seconds."""
+    before = state.desired if state.desired is not None else observation.num_workers
+    current = min(max(before, limits.min_workers), limits.most_workers)
+    if observation.num_waiting is None or observation.num_running is None:
+        kept = max(current, before)
+        frozen = Decision(kept, "the queue cannot be read: nothing changes", observation.num_parked, True)
+        return _priced(frozen, limits), state._replace(desired=kept, needed=Peaks(), more_since=None, load=Load())
+    load = state.load.after(observation, now)
+    capacity = state.capacity.after(observation, limits.ttft_target_s, now)
+    has_work = _has_work(observation, state)
+    worked_at = now if has_work or state.worked_at is None else state.worked_at
+    state = state._replace(load=load, capacity=capacity, worked_at=worked_at)
+    horizon_s = min(observation.warm_up_s, MAX_HORIZON_S)
+    clear_s = max(MIN_CLEAR_S, limits.ttft_target_s + (0.0 if observation.num_parked else horizon_s))
+    work = demand(observation, load, clear_s, horizon_s)
+    usable = capacity.sequences(observation.worker_capacity) * limits.target_load
+    needed, reason = _needed(observation, work, usable, clear_s, current)
+    least = max(limits.min_workers, _least(observation, state, limits, now))
+    decision, state = _step(observation, limits, state, now, current, needed, least)
+    parked = _parked(limits, decision.desired, work, usable, has_work)
+    decision = decision._replace(reason=f"{reason}; {decision.reason}", parked=parked)
+    return _priced(decision, limits), state
+
+
+def _has_work(observation: Observation, state: State) -> bool:
+    counted, arrived = state.load.trend.counted, observation.num_arrived
+    came = counted is not None and arrived is not None and arrived > counted
+    return bool(observation.num_waiting or observation.num_running or came)
+
+
+def _least(observation: Observation, state: State, limits: Limits, now: float) -> int:
+    """The last worker stays while there is work, and for a while after."""
+    assert state.worked_at is not None
+    is_awake = bool(state.desired or observation.num_workers)
+    has_work = bool(observation.num_waiting or observation.num_running)
+    return int(has_work or (is_awake and now - state.worked_at < limits.scale_to_zero_after_s))
+
+
+def _needed(observation: Observation, work: Demand, usable: float, clear_s: float, current: int) -> tuple[float, str]:
+    """Workers, as a fraction, and why."""
+    if not usable:
+        has_work = bool(observation.num_waiting or observation.num_running)
+        return float(max(current, has_work)), f"{work.text}, capacity of a worker not known yet"
+    needed, text = work.sequences / usable, f"{work.text}, {usable:.3g} at a time on a worker"
+    if observation.num_waiting_tokens and observation.worker_tokens_per_s > 0:
+        tokens = observation.num_waiting_tokens
+        by_tokens = (observation.num_running or 0) / usable + tokens / (observation.worker_tokens_per_s * clear_s)
+        if by_tokens > needed:
+            needed, text = by_tokens, f"{tokens} prompt tokens waiting, {text}"
+    return needed, text
+
+
+def _step(
+    observation: Observation, limits: Limits, state: State, now: float, current: int, needed: float, least: int
+) -> tuple[Decision, State]:
+    wanted = max(ceil(needed - CHANCE), least)
+    is_late = observation.oldest_wait_s > limits.ttft_target_s
+    if is_late and observation.num_waiting and not observation.num_starting and wanted <= current:
+        wanted = current + 1
+        needed = max(needed, wanted / (1 + MARGIN))  # remembered, or the next decision would take it back
+    window_s = min(limits.scale_down_after_s * state.patience, max(REVERSAL_S, limits.scale_down_after_s))
+    peaks = state.needed.after(needed, now, window_s)
+    bounded = min(wanted, limits.most_workers)
+    if bounded > current:
+        return _increase(observation, limits, state._replace(needed=peaks), now, current, bounded, wanted)
+    state = state._replace(needed=peaks, more_since=None)
+    highest = peaks.highest(now, window_s)
+    enough = current if highest is None else max(ceil(highest * (1 + MARGIN) - CHANCE), least)
+    if enough < current:
+        decision = Decision(enough, f"{current} -> {enough}: less was enough for {window_s:.0f} s")
+        return decision, state._replace(desired=enough, decreased_at=now)
+    text = f"stays {current}"
+    if bounded < wanted:
+        text += f" of {wanted}, the most allowed"
+    elif wanted < current:
+        left_s = peaks.covered_in_s(now, window_s)
+        text += f", {wanted} would do, waiting {left_s:.0f} s more" if left_s else f", near {current}"
+    patience = state.patience if now - max(state.decreased_at, state.reversed_at) < FORGIVEN_S else 1.0
+    return Decision(current, text), state._replace(desired=current, patience=patience)
+
+
+def _increase(
+    observation: Observation, limits: Limits, state: State, now: float, current: int, bounded: int, wanted: int
+) -> tuple[Decision, State]:
+    since = now if state.more_since is None else state.more_since
+    is_urgent = _will_be_late(observation, state.load, limits.ttft_target_s / 2) or not current
+    left_s = since + limits.scale_up_after_s - now
+    if not is_urgent and left_s > 0:
+        text = f"stays {current}, {bounded} wanted, waiting {left_s:.0f} s more"
+        return Decision(current, text), state._replace(desired=current, more_since=since)
+    desired = min(bounded, max(STEP * current, current + STEP))
+    if now - state.decreased_at < REVERSAL_S:
+        state = state._replace(
+            patience=min(MAX_PATIENCE, PATIENCE * state.patience), reversed_at=now, decreased_at=-inf
+        )
+    limit = f" of {wanted}" if desired < wanted else ""
+    return Decision(desired, f"{current} -> {desired}{limit}"), state._replace(desired=desired, more_since=None)
+
+
+def _will_be_late(observation: Observation, load: Load, tolerated_s: float) -> bool:
+    """A short queue that the next endings clear is chance, and no reason to hurry."""
+    if not observation.num_waiting:
+        return False
+    is_moving = load.duration_s is not None and observation.num_waiting <= load.ended_per_s * tolerated_s
+    return not is_moving or observation.oldest_wait_s > tolerated_s
+
+
+def _parked(limits: Limits, desired: int, work: Demand, usable: float, has_work: bool) -> int:
+    """Enough for what the trend will bring while a new worker loads, and one for what nobody foresees."""
+    ahead = ceil(work.ahead / usable - CHANCE) if usable else 0
+    wanted = ahead + int(has_work)
+    room = max(0, limits.most_workers - desired)
+    return min(max(wanted, limits.min_parked), limits.max_parked, room)
+
+
+def _priced(decision: Decision, limits: Limits) -> Decision:
+    return decision._replace(cost_per_hour=(decision.desired + decision.parked) * limits.cost_per_worker_hour)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import structlog
 
 from headrace_autoscaler.fleet import Fleet
-from headrace_autoscaler.policy import Decision, Limits, Observation, State, decide
+from headrace_autoscaler.observation import Observation
+from headrace_autoscaler.policy import Decision, Limits, State, decide
 from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
@@ -59,7 +60,7 @@ class Autoscaler:
                 num_waiting += depth.num_pending
                 num_taken += depth.num_unacknowledged
             observation = Observation(
-                num_workers=fleet.num_workers,
+                num_ready=fleet.num_workers,
                 num_waiting=num_waiting,
                 num_running=max(num_taken, fleet.num_sequences),
                 worker_capacity=fleet.worker_capacity,

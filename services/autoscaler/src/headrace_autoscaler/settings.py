@@ -20,9 +20,30 @@ class AutoscalerSettings(CommonSettings, frozen=True, kw_only=True):
     """Most workers of a model."""
     scale_down_after_s: Annotated[float, Meta(ge=0, le=86400)] = 300.0
     """So long must fewer workers be enough before there are fewer."""
+    scale_up_after_s: Annotated[float, Meta(ge=0, le=3600)] = 20.0
+    """So long must more workers be needed before there are more, while no request waits for one."""
+    scale_to_zero_after_s: Annotated[float, Meta(ge=0, le=86400)] = 900.0
+    """Without a request for so long the last worker goes, if min_workers is 0."""
+    ttft_target_s: Annotated[float, Meta(gt=0, le=3600)] = 2.0
+    """Wanted time to first token."""
+    target_load: Annotated[float, Meta(ge=0.1, le=1)] = 0.9
+    """Share of each worker's capacity that is planned with; the rest takes bursts."""
+    min_parked: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """Fewest workers of the warm pool: loaded, but taking no requests."""
+    max_parked: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """Most workers of the warm pool; 0: there is none. Together with the others never above max_workers."""
+    cost_per_worker_hour: Annotated[float, Meta(ge=0)] = 0.0
+    """What a worker costs an hour, in whatever currency; 0: not known."""
+    max_cost_per_hour: Annotated[float, Meta(ge=0)] = 0.0
+    """Most that the workers of a model may cost an hour; 0: no limit."""
 
     def limits(self) -> Limits:
         """Raises ConfigError if the limits contradict each other."""
         if self.min_workers > self.max_workers:
             raise ConfigError("min_workers", f"{self.min_workers} exceeds max_workers, which is {self.max_workers}")
-        return Limits(self.min_workers, self.max_workers, self.scale_down_after_s)
+        if self.min_parked > self.max_parked:
+            raise ConfigError("min_parked", f"{self.min_parked} exceeds max_parked, which is {self.max_parked}")
+        limits = Limits(**{name: getattr(self, name) for name in Limits._fields})
+        if limits.most_workers < max(1, self.min_workers):
+            raise ConfigError("max_cost_per_hour", f"{self.max_cost_per_hour:g} does not pay for min_workers")
+        return limits
