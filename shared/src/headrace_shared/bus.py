@@ -50,6 +50,8 @@ class QueueDepth(NamedTuple):
     """Not yet delivered."""
     num_unacknowledged: int
     """Delivered and neither acknowledged nor offered again."""
+    num_delivered: int = 0
+    """Deliveries since the consumer was made, those of a message that is offered again too. Only grows."""
 
 
 Handler = Callable[[Message], None]

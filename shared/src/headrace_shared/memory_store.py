@@ -127,6 +127,7 @@ class MemoryConsumer:
         self._offered_at: dict[int, float] = {}
         """Delivered and unsettled: when it is offered again, by the monotonic clock."""
         self._num_delivered: dict[int, int] = {}
+        self._num_deliveries = 0
 
     def take(self, stream: MemoryStream) -> Delivery | None:
         now = time.monotonic()
@@ -156,7 +157,7 @@ class MemoryConsumer:
         self._num_delivered.pop(sequence, None)
 
     def depth(self, stream: MemoryStream) -> QueueDepth:
-        return QueueDepth(len(self._fresh(stream)), len(self._offered_at))
+        return QueueDepth(len(self._fresh(stream)), len(self._offered_at), self._num_deliveries)
 
     def _fresh(self, stream: MemoryStream) -> list[int]:
         return [m.stream_sequence for m in stream.read(self.spec.subject) if m.stream_sequence >= self._next_sequence]
@@ -165,6 +166,7 @@ class MemoryConsumer:
         message, stored_at = stream.stored[sequence]
         self._offered_at[sequence] = now + self.spec.ack_wait_s
         self._num_delivered[sequence] = self._num_delivered.get(sequence, 0) + 1
+        self._num_deliveries += 1
         return Delivery(
             subject=message.subject,
             data=message.data,

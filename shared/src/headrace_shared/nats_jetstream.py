@@ -319,7 +319,7 @@ class JetStream:
             answer = await self.must(call)
         elif "error" in answer:
             raise _error_of(answer, call)
-        return QueueDepth(answer["num_pending"], answer["num_ack_pending"])
+        return QueueDepth(answer["num_pending"], answer["num_ack_pending"], answer["delivered"]["consumer_seq"])
 
 
 def _error_of(answer: Mapping[str, Any], what: str, size: int = 0) -> BusError:
