@@ -13,6 +13,7 @@ COMMANDS = {
     "ps": "list the processes of running instances",
     "chat": "talk to a model",
     "flood": "send load and measure what users would feel; compare two runs",
+    "keys": "create, list or revoke API keys",
     "dead": "list, show, requeue or drop requests that were given up",
     "explain": "tell what became of a request",
     "record": "save what the schedulers have seen and done of late",

@@ -13,8 +13,11 @@ HeadraceError
 │   └── RevisionConflict   compare-and-set lost
 └── RequestError           told to the client; carries code, message, param
     ├── InvalidRequest     the client's fault
+    ├── Unauthorized       nobody knows who asks
+    ├── Forbidden          who asks may not
     ├── ModelNotFound
     ├── Overloaded         come back later; carries retry_after_s
+    │   └── LimitReached   this client has used what it may; others may go on
     └── ServiceFailure     ours
 """
 
@@ -88,6 +91,17 @@ class InvalidRequest(RequestError):
         super().__init__(message, code=code, param=param)
 
 
+class Unauthorized(RequestError):
+    """Told to everybody alike: not which part of the key is wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="invalid_api_key")
+
+
+class Forbidden(RequestError):
+    """It is known who asks, and they may not."""
+
+
 class ModelNotFound(RequestError):
     def __init__(self, model: str) -> None:
         super().__init__(f"The model '{model}' does not exist.", code="model_not_found", param="model")
@@ -99,6 +113,10 @@ class Overloaded(RequestError):
     def __init__(self, message: str, *, retry_after_s: float, code: str = "overloaded") -> None:
         super().__init__(message, code=code)
         self.retry_after_s = retry_after_s
+
+
+class LimitReached(Overloaded):
+    """A limit of the client's own. `retry_after_s` is when it has room again, which for a daily one may be hours."""
 
 
 class ServiceFailure(RequestError):

@@ -80,6 +80,10 @@ IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=1024 * MIB, ttl_s=24 * 3600.0)
 """Idempotency keys: caller and key -> which call they stand for."""
 CALLS = BucketSpec("CALLS", max_bytes=256 * MIB, ttl_s=2 * TOKEN_LOG_S)
 """Calls that may be continued at another router: how their answer is written."""
+KEYS = BucketSpec("KEYS", max_bytes=64 * MIB)
+"""API keys by id, without their secrets."""
+ACCOUNTS = BucketSpec("ACCOUNTS", max_bytes=64 * MIB, ttl_s=2 * 86_400.0)
+"""What each API key has used: longer than a day, for the daily quota."""
 
 DEDUPE_WINDOW_S = 120.0
 """A message id is stored once within this time."""

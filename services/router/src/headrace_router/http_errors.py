@@ -1,5 +1,6 @@
 """Errors to HTTP: the only place that knows status codes and OpenAI's error shape."""
 
+import math
 from typing import Any, NamedTuple
 
 import msgspec
@@ -8,12 +9,15 @@ from starlette.responses import Response
 from headrace_router.admission import refusal
 from headrace_shared.errors import (
     BusError,
+    Forbidden,
     InvalidRequest,
+    LimitReached,
     ModelNotFound,
     Overloaded,
     PayloadTooLarge,
     RequestError,
     ServiceFailure,
+    Unauthorized,
 )
 
 _STATUS_OF_CODE = {
@@ -31,7 +35,14 @@ _STATUS_OF_CODE = {
     "idempotency_key_reused": 422,
 }
 """Codes whose status differs from their class's."""
-_TYPE_OF_STATUS = {429: "rate_limit_exceeded", 500: "server_error", 503: "service_unavailable", 408: "timeout"}
+_TYPE_OF_STATUS = {
+    401: "authentication_error",
+    403: "permission_error",
+    408: "timeout",
+    429: "rate_limit_exceeded",
+    500: "server_error",
+    503: "service_unavailable",
+}
 
 
 class HttpError(NamedTuple):
@@ -46,7 +57,9 @@ def to_http(error: BaseException, request_id: str = "") -> HttpError:
     status = _status(known)
     headers = {}
     if isinstance(known, Overloaded):
-        headers["retry-after"] = str(max(1, round(known.retry_after_s)))
+        # Rounded up for limits, which are exact: who comes a moment too early is refused again.
+        seconds = math.ceil if isinstance(known, LimitReached) else round
+        headers["retry-after"] = str(max(1, seconds(known.retry_after_s)))
     if known.code in ("timeout", "request_quarantined"):
         # SDKs retry a 408 and a 500, and the next try would take as long, or do as much harm.
         headers["x-should-retry"] = "false"
@@ -89,8 +102,14 @@ def _status(error: RequestError) -> int:
     if error.code in _STATUS_OF_CODE:
         return _STATUS_OF_CODE[error.code]
     match error:
+        case Unauthorized():
+            return 401
+        case Forbidden():
+            return 403
         case ModelNotFound():
             return 404
+        case LimitReached():
+            return 429
         case InvalidRequest():
             return 400
         case Overloaded():

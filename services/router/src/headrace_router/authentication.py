@@ -1,0 +1,67 @@
+"""The door: nothing behind it is reached without saying who asks, except what is named here.
+
+An ASGI middleware, so that it decides by the raw path before any routing: there is no alias, encoding or unknown path
+that leads around it. It also writes the caller's limits into every response.
+"""
+
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace_router.http_errors import error_response
+from headrace_router.identity import Identity
+from headrace_router.key_table import KeyTable
+from headrace_shared.errors import Unauthorized
+
+OPEN_PATHS = frozenset({"/health", "/live"})
+METRICS_PATH = "/metrics"
+IDENTITY = "headrace.identity"
+"""Key of the scope."""
+
+
+class Authentication:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyTable,
+        open_metrics: bool,
+        limit_headers: Callable[[Identity], list[tuple[bytes, bytes]]],
+        refused: Callable[[str], None],
+    ) -> None:
+        """`refused` is told the code of each refusal."""
+        self._app = app
+        self._keys = keys
+        self._open = OPEN_PATHS | ({METRICS_PATH} if open_metrics else set())
+        self._limit_headers = limit_headers
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._open:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            identity = self._keys.identify(headers.get("authorization", ""), headers.get("x-api-key", ""))
+        except Unauthorized as error:
+            self._refused(error.code)
+            await error_response(error, headers={"www-authenticate": "Bearer"})(scope, receive, send)
+            return
+        scope[IDENTITY] = identity
+        if identity.key is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), *self._limit_headers(identity)]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_limits)
+
+
+def identity_of(scope: Scope) -> Identity:
+    """Of whoever got past the door."""
+    identity: Identity = scope[IDENTITY]
+    return identity
