@@ -3,7 +3,8 @@
 import pytest
 from starlette.datastructures import Headers
 
-from headrace_router.call_options import CallOptions, owner_of, read_options
+from headrace_router.call_options import CallOptions, read_options
+from headrace_router.identity import anonymous
 from headrace_shared.errors import InvalidRequest
 
 
@@ -39,5 +40,5 @@ def test_what_makes_no_sense_is_refused_by_name(name: str, value: str) -> None:
 
 
 def test_owners_differ_by_their_credentials() -> None:
-    owners = {owner_of(Headers(headers)) for headers in ({}, {"authorization": "Bearer a"}, {"authorization": "b"})}
+    owners = {anonymous(authorization).owner for authorization in ("", "Bearer a", "b")}
     assert len(owners) == 3 and not any("Bearer" in owner for owner in owners)

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from headrace_router import call_store
-from headrace_router.call_options import owner_of
 from headrace_router.call_store import CallStore, IdempotencyKey
+from headrace_router.identity import anonymous
 from headrace_router.settings import RouterSettings
 from headrace_shared.errors import QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
@@ -65,7 +65,7 @@ async def test_a_key_is_its_callers_and_bodys_own() -> None:
 
 async def test_a_key_that_cannot_be_read_is_no_fault_of_the_client() -> None:
     async with two_routers(says("abc")) as routers:
-        key = IdempotencyKey(owner_of({}), KEY["Idempotency-Key"], b"")
+        key = IdempotencyKey(anonymous("").owner, KEY["Idempotency-Key"], b"")
         await routers.b.bus.put(IDEMPOTENCY.name, key.bucket_key, b"\xc1")
         refused = await whole(routers.a)
         assert (refused.status_code, refused.json()["error"]["code"]) == (500, "idempotency_key_unreadable")
@@ -165,5 +165,5 @@ async def test_others_take_the_key_at_the_same_time(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(CallStore, "claim", nobody)
         refused = await whole(router)
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "idempotency_key_busy")
-        key = IdempotencyKey(owner_of({}), "order 7", b"")
+        key = IdempotencyKey(anonymous("").owner, "order 7", b"")
         assert await CallStore(router.bus).find(key) is None

@@ -72,6 +72,8 @@ REQUEST = Request(
     trace={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
     audience=Audience.ATTACHED,
     timeout_s=2.5,
+    priority=1,
+    weight=2.0,
 )
 ADMISSION = Admission(
     sequence_id=SequenceId(3),
@@ -86,6 +88,7 @@ ADMISSION = Admission(
     stream_sequence=2,
     num_losses=1,
     suspicion=2,
+    rank=-1,
 )
 SAMPLES: dict[str, Struct] = {
     "Request": REQUEST,

@@ -159,6 +159,10 @@ class Request(Struct, frozen=True, tag=True, kw_only=True):
     audience: Audience = Audience.NONE
     timeout_s: float = 0.0
     """The request is of no use any more so long after it was stored in the queue; 0: no limit."""
+    priority: int = 0
+    """Class within the interactive lane: higher ones go first, and take places from lower ones."""
+    weight: float = 1.0
+    """The tenant's share of the workers, relative to other tenants of the same class."""
 
 
 class Cancel(Struct, frozen=True, tag=True, kw_only=True):
@@ -196,6 +200,8 @@ class Admission(Struct, frozen=True, tag=True, kw_only=True):
     """Workers that the request has lost before this admission."""
     suspicion: int = 0
     """How much those losses speak against the request itself (`LossRecord`)."""
+    rank: int = 0
+    """Whose prompt is computed first: the lower one's, and of equal ones that of the earlier admission."""
 
 
 class Extension(Struct, frozen=True, array_like=True):

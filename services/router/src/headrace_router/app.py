@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace_router.authentication import Authentication
 from headrace_router.bodies import ClientGone
 from headrace_router.http_errors import error_response
 from headrace_router.routes import BODIES, SCHEMA_REF, Parts, make_router
@@ -18,6 +19,7 @@ def make_app(parts: Parts) -> FastAPI:
     # No redirects: they would lead to whatever host the client named.
     app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(make_router(parts))
+    app.add_middleware(Authentication, door=parts.door, refused=parts.metrics.refused)
     document = app.openapi()
     _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])

@@ -5,6 +5,7 @@ that leads around it. It also writes the caller's limits into every response.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,21 +21,18 @@ IDENTITY = "headrace.identity"
 """Key of the scope."""
 
 
+class Door(NamedTuple):
+    keys: KeyTable
+    open_metrics: bool
+    limit_headers: Callable[[Identity], list[tuple[bytes, bytes]]]
+
+
 class Authentication:
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: KeyTable,
-        open_metrics: bool,
-        limit_headers: Callable[[Identity], list[tuple[bytes, bytes]]],
-        refused: Callable[[str], None],
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, door: Door, refused: Callable[[str], None]) -> None:
         """`refused` is told the code of each refusal."""
         self._app = app
-        self._keys = keys
-        self._open = OPEN_PATHS | ({METRICS_PATH} if open_metrics else set())
-        self._limit_headers = limit_headers
+        self._door = door
+        self._open = OPEN_PATHS | ({METRICS_PATH} if door.open_metrics else set())
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +41,7 @@ class Authentication:
             return
         headers = Headers(scope=scope)
         try:
-            identity = self._keys.identify(headers.get("authorization", ""), headers.get("x-api-key", ""))
+            identity = self._door.keys.identify(headers.get("authorization", ""), headers.get("x-api-key", ""))
         except Unauthorized as error:
             self._refused(error.code)
             await error_response(error, headers={"www-authenticate": "Bearer"})(scope, receive, send)
@@ -55,7 +53,7 @@ class Authentication:
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", []), *self._limit_headers(identity)]}
+                message = {**message, "headers": [*message.get("headers", []), *self._door.limit_headers(identity)]}
             await send(message)
 
         await self._app(scope, receive, send_with_limits)

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from starlette.types import Send
 
+from headrace_router.accounts import Charge
 from headrace_router.call_record import AnswerForm
+from headrace_router.identity import Identity
 from headrace_router.models import ServedModel
 from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
@@ -21,6 +23,9 @@ class Call(NamedTuple):
     send: Send
     arrived_at: float
     """Monotonic."""
+    identity: Identity
+    charge: Charge
+    """What was taken from the caller's account for it."""
 
 
 class Plan(NamedTuple):

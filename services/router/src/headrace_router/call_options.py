@@ -1,21 +1,23 @@
 """What a client asks for in headers. Pure."""
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from headrace_shared.errors import InvalidRequest
+from headrace_shared.messages import Lane
 
 RESUMABLE = "Headrace-Resumable"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 TIMEOUT = "Headrace-Timeout"
 LAST_EVENT_ID = "Last-Event-ID"
+LANE = "Headrace-Lane"
 HEADERS = {
     RESUMABLE: "true: events have ids, and the answer goes on for a while without its client (GET /v1/requests/…).",
     IDEMPOTENCY_KEY: "The same key with the same body is the same answer, for a day.",
     TIMEOUT: "Seconds after which the answer is of no use.",
+    LANE: "batch: the answer may wait for as long as others have work to do.",
     LAST_EVENT_ID: "Id of the last event that was received: the answer is continued behind it.",
 }
 """As clients are told."""
@@ -29,6 +31,7 @@ class CallOptions(NamedTuple):
     idempotency_key: str | None = None
     timeout_s: float | None = None
     last_event_id: str | None = None
+    lane: Lane = Lane.INTERACTIVE
 
 
 def read_options(headers: Mapping[str, str]) -> CallOptions:
@@ -38,7 +41,9 @@ def read_options(headers: Mapping[str, str]) -> CallOptions:
         raise InvalidRequest(
             f"The header {IDEMPOTENCY_KEY} must have 1 to 255 printable ASCII characters.", param=IDEMPOTENCY_KEY
         )
-    return CallOptions(_resumable(headers), key, _timeout_s(headers), headers.get(LAST_EVENT_ID) or None)
+    return CallOptions(
+        _resumable(headers), key, _timeout_s(headers), headers.get(LAST_EVENT_ID) or None, _lane(headers)
+    )
 
 
 def _resumable(headers: Mapping[str, str]) -> bool:
@@ -46,6 +51,13 @@ def _resumable(headers: Mapping[str, str]) -> bool:
     if given not in _BOOLEANS:
         raise InvalidRequest(f"The header {RESUMABLE} must be true or false.", param=RESUMABLE)
     return _BOOLEANS[given]
+
+
+def _lane(headers: Mapping[str, str]) -> Lane:
+    given = headers.get(LANE, Lane.INTERACTIVE.value).strip().lower()
+    if given not in tuple(Lane):
+        raise InvalidRequest(f"The header {LANE} must be one of {', '.join(Lane)}.", param=LANE)
+    return Lane(given)
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float | None:
@@ -59,8 +71,3 @@ def _timeout_s(headers: Mapping[str, str]) -> float | None:
     if not 0.0 < seconds < math.inf:
         raise InvalidRequest(f"The header {TIMEOUT} must be a positive number of seconds.", param=TIMEOUT)
     return seconds
-
-
-def owner_of(headers: Mapping[str, str]) -> str:
-    """Stands for whoever holds the caller's credentials, and tells nothing about them."""
-    return hashlib.sha256(headers.get("authorization", "").encode()).hexdigest()[:32]

@@ -10,7 +10,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from headrace_router.accounts import Charge
 from headrace_router.answering import StreamCut
+from headrace_router.authentication import identity_of
 from headrace_router.bodies import BodyLimits, ClientGone, read_json_body, shown_request_id
 from headrace_router.call import Call, new_request_id
 from headrace_router.http_errors import error_response, to_request_error
@@ -64,7 +66,7 @@ class CallResponse(Response):
         try:
             arrived_at = time.monotonic()
             body = await read_json_body(headers, receive, self._limits.body)
-            call = Call(request_id, shown_id, headers, channel.send, arrived_at)
+            call = Call(request_id, shown_id, headers, channel.send, arrived_at, identity_of(scope), Charge())
             await self._run(call, body, receive, channel)
         except ClientGone:
             self._metrics.client_gone()

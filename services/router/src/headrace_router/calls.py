@@ -10,15 +10,16 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Mapping
 from functools import partial
 
+from headrace_router.accounts import Accounts
 from headrace_router.call import Call, Plan
-from headrace_router.call_options import IDEMPOTENCY_KEY, CallOptions, owner_of, read_options
+from headrace_router.call_options import IDEMPOTENCY_KEY, CallOptions, read_options
 from headrace_router.call_record import CallRecord, prompts_of, record_of
 from headrace_router.call_store import CallStore, IdempotencyKey, KeyEntry
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.gate import Gate
+from headrace_router.identity import Identity
 from headrace_router.inflight import Mailbox
 from headrace_router.models import Models
 from headrace_router.positions import parse_position
@@ -36,6 +37,10 @@ MAX_CLAIMS = 4
 LAG_S = 0.1
 """A broker of a cluster may answer before it knows what another one has stored."""
 
+CHARS_PER_TOKEN = 4.0
+EXPECTED_OUTPUT_TOKENS = 256
+"""Where the client does not say how many it wants."""
+
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -50,6 +55,7 @@ class Caller:
         models: Models,
         preparer: Preparer,
         gate: Gate,
+        accounts: Accounts,
         canceller: Canceller,
         store: CallStore,
         runner: Runner,
@@ -60,10 +66,12 @@ class Caller:
         self._models = models
         self._preparer = preparer
         self._gate = gate
+        self._accounts = accounts
         self._canceller = canceller
         self._store = store
         self._runner = runner
         self._limits = settings.limits
+        self._shares_cache = settings.shares_cache
 
     async def chat(self, call: Call, data: bytes) -> None:
         await self._begin(call, data, Endpoint.CHAT)
@@ -75,12 +83,12 @@ class Caller:
         """The rest of the answer to a held call, in the form that was asked for then."""
         options = read_options(call.headers)
         self._runner.admit()
-        record = await self._record_of(call.headers, request_id)
+        record = await self._record_of(call.identity.owner, request_id)
         await self._runner.run(call, self._continue(record, options, sends_ids=True))
 
-    async def cancel(self, headers: Mapping[str, str], request_id: str) -> None:
+    async def cancel(self, identity: Identity, request_id: str) -> None:
         """Ends a held call for good. No error if it has ended."""
-        record = await self._record_of(headers, request_id)
+        record = await self._record_of(identity.owner, request_id)
         for request in record.requests:
             self._canceller.abort(QueuedRequest(request, None, has_started=True), CancelReason.CLIENT)
 
@@ -88,8 +96,16 @@ class Caller:
         options = read_options(call.headers)
         self._runner.admit()
         parsed = self._preparer.parse(endpoint, data)
+        call.identity.check_model(parsed.model)
+        charge = await self._accounts.begin(call.identity, _expected_tokens(parsed))
+        try:
+            await self._begin_paid(call._replace(charge=charge), parsed, options, data)
+        finally:
+            charge.close()
+
+    async def _begin_paid(self, call: Call, parsed: Parsed, options: CallOptions, data: bytes) -> None:
         if options.idempotency_key is not None:
-            digest = hashlib.sha256(f"{endpoint.value}\0".encode() + data).digest()
+            digest = hashlib.sha256(f"{parsed.endpoint.value}\0".encode() + data).digest()
             await self._begin_once(call, parsed, options, options.idempotency_key, digest)
             return
         model = self._gate.admit(parsed)
@@ -99,7 +115,7 @@ class Caller:
     async def _begin_once(
         self, call: Call, parsed: Parsed, options: CallOptions, given_key: str, digest: bytes
     ) -> None:
-        key = IdempotencyKey(owner_of(call.headers), given_key, digest)
+        key = IdempotencyKey(call.identity.owner, given_key, digest)
         for _ in range(MAX_CLAIMS):
             found = await self._store.find(key)
             if found is not None:
@@ -139,7 +155,7 @@ class Caller:
             plan = self._new(call, options, prepared, entry)
             for prompt in plan.prompts:
                 await submit(self._bus, prompt, Mailbox(1), self._limits.publish_timeout_s)
-            record = record_of(owner_of(call.headers), plan.created, plan.form, plan.prompts)
+            record = record_of(call.identity.owner, plan.created, plan.form, plan.prompts)
             await self._store.save(record)
         plan = self._continue(record, options, sends_ids=options.is_resumable)
         await self._runner.run(call, plan, may_begin_anew=True)
@@ -156,6 +172,9 @@ class Caller:
             trace=continue_trace(call.headers).to_headers(),
             audience=Audience.NONE if params.is_background else audience,
             timeout_s=timeout_s,
+            identity=call.identity,
+            lane=call.identity.lane(options.lane),
+            shares_cache=self._shares_cache,
         )
         prompts = make_prompts(encoded, params, form, model, terms, self._bus.max_payload)
         created = entry.created if entry is not None else int(time.time())
@@ -178,13 +197,20 @@ class Caller:
             return plan
         return plan._replace(told=parse_position(options.last_event_id, plan.request_id, plan.num_choices))
 
-    async def _record_of(self, headers: Mapping[str, str], request_id: str) -> CallRecord:
+    async def _record_of(self, owner: str, request_id: str) -> CallRecord:
         record = None
         if _REQUEST_ID.fullmatch(request_id):
             record = await self._store.load(RequestId(request_id))
             if record is None:
                 await asyncio.sleep(LAG_S)
                 record = await self._store.load(RequestId(request_id))
-        if record is None or record.owner != owner_of(headers):
+        if record is None or record.owner != owner:
             raise InvalidRequest("There is no such request, or not any more.", code="request_not_found")
         return record
+
+
+def _expected_tokens(parsed: Parsed) -> int:
+    """Charged until the true number is known."""
+    size = parsed.size
+    most = EXPECTED_OUTPUT_TOKENS if size.max_tokens is None else size.max_tokens
+    return size.num_tokens(CHARS_PER_TOKEN) + size.num_choices * most

@@ -60,7 +60,7 @@ def to_http(error: BaseException, request_id: str = "") -> HttpError:
         # Rounded up for limits, which are exact: who comes a moment too early is refused again.
         seconds = math.ceil if isinstance(known, LimitReached) else round
         headers["retry-after"] = str(max(1, seconds(known.retry_after_s)))
-    if known.code in ("timeout", "request_quarantined"):
+    if known.code in ("timeout", "request_quarantined", "request_exceeds_limit", "insufficient_quota"):
         # SDKs retry a 408 and a 500, and the next try would take as long, or do as much harm.
         headers["x-should-retry"] = "false"
     return HttpError(status, {"error": error_object(known, request_id)}, headers)

@@ -8,10 +8,13 @@ from headrace_shared.messages import Request
 
 
 class Prompt:
-    def __init__(self, request: Request, choices: Sequence[ChoiceText], num_tokens: int | None = None) -> None:
-        """`num_tokens` of the prompt, where the request does not hold it."""
+    def __init__(
+        self, request: Request, choices: Sequence[ChoiceText], num_tokens: int | None = None, *, flow: int = 0
+    ) -> None:
+        """`num_tokens` of the prompt, where the request does not hold it. `flow`: the queues of its tenant."""
         self.request = request
         self.choices = choices
+        self.flow = flow
         self.num_tokens = len(request.prompt) // 4 if num_tokens is None else num_tokens
         self.cursors = [Cursor() for _ in choices]
         self.num_cached: int | None = None

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import msgspec
 
 from headrace_router.call_record import AnswerForm, new_choice
+from headrace_router.identity import Identity
 from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
 from headrace_router.validation import ValidChat, ValidParams, context_exceeded, fit
 from headrace_shared.codec import pack_ids
 from headrace_shared.errors import PayloadTooLarge
 from headrace_shared.message_sizes import largest_message, most_tokens
-from headrace_shared.messages import Audience, Request, RequestId, RouterId, StopParams
+from headrace_shared.messages import Audience, Lane, Request, RequestId, RouterId, StopParams
 
 
 class EncodedPrompt(NamedTuple):
@@ -55,6 +56,10 @@ class Terms(NamedTuple):
     trace: dict[str, str]
     audience: Audience
     timeout_s: float
+    identity: Identity
+    lane: Lane
+    shares_cache: bool
+    """Cached prompts are shared by all tenants."""
 
 
 def make_prompts(
@@ -79,13 +84,18 @@ def make_prompts(
             sampling=sampling,
             stop=stop,
             num_choices=params.num_choices,
-            cache_salt=params.cache_salt,
+            lane=terms.lane,
+            tenant=terms.identity.tenant,
+            cache_salt=terms.identity.cache_salt(params.cache_salt, is_shared=terms.shares_cache),
             trace=terms.trace,
             audience=terms.audience,
             timeout_s=terms.timeout_s,
+            priority=terms.identity.priority,
+            weight=terms.identity.weight,
         )
         request = _sized(request, params, max_payload)
-        prompts.append(Prompt(request, [new_choice(form, stop, model) for _ in range(params.num_choices)]))
+        choices = [new_choice(form, stop, model) for _ in range(params.num_choices)]
+        prompts.append(Prompt(request, choices, flow=terms.identity.flow))
     return prompts
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from headrace_router.authentication import Door, identity_of
 from headrace_router.bodies import read_json_body
 from headrace_router.call import Call
 from headrace_router.call_options import HEADERS, LAST_EVENT_ID
@@ -35,6 +36,7 @@ class Parts(NamedTuple):
     metrics: RouterMetrics
     limits: ClientLimits
     not_ready: Callable[[], str | None]
+    door: Door
 
 
 def make_router(parts: Parts) -> APIRouter:
@@ -59,21 +61,24 @@ def make_router(parts: Parts) -> APIRouter:
 
     @router.post("/v1/requests/{request_id}/cancel")
     async def cancel(request: Request, request_id: str) -> Response:
-        await parts.caller.cancel(request.headers, request_id)
+        await parts.caller.cancel(identity_of(request.scope), request_id)
         return json_response({"id": request_id, "object": "request", "status": "cancelling"})
 
     @router.get("/v1/models")
-    async def list_models() -> Response:
-        data = [_model_object(model.card) for model in parts.models.all()]
+    async def list_models(request: Request) -> Response:
+        identity = identity_of(request.scope)
+        data = [_model_object(model.card) for model in parts.models.all() if identity.may_ask(model.card.model)]
         return json_response({"object": "list", "data": data})
 
     @router.get("/v1/models/{name:path}")
-    async def show_model(name: str) -> Response:
+    async def show_model(request: Request, name: str) -> Response:
+        identity_of(request.scope).check_model(name)
         return json_response(_model_object(parts.models.get(name).card))
 
     @router.post("/tokenize", openapi_extra=_takes(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         body = parse_body(TokenizeBody, await _body(request))
+        identity_of(request.scope).check_model(body.model)
         model = parts.models.get(body.model)
         check_length(model, len(body.prompt), None, "prompt")
         special = body.add_special_tokens is not False
@@ -83,6 +88,7 @@ def make_router(parts: Parts) -> APIRouter:
     @router.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         body = parse_body(DetokenizeBody, await _body(request))
+        identity_of(request.scope).check_model(body.model)
         model = parts.models.get(body.model)
         return json_response({"prompt": await parts.pool.run(lambda: model.encoder.decode(body.tokens))})
 

@@ -12,7 +12,6 @@ from headrace_router.admission import QueueHealth, admit
 from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_stream, answer_whole
 from headrace_router.attachments import Attachments
 from headrace_router.call import Call, Plan
-from headrace_router.call_options import owner_of
 from headrace_router.call_record import record_of
 from headrace_router.call_store import CallStore
 from headrace_router.cancellation import Canceller, QueuedRequest
@@ -33,6 +32,7 @@ class CallSettings(NamedTuple):
     limits: Limits
     max_inflight: int
     ping_interval_s: float
+    shares_cache: bool = False
 
 
 class EndedWithoutAnswer(Exception):
@@ -105,13 +105,14 @@ class Runner:
             meter.outcome = failed.code
         except asyncio.CancelledError:
             if is_queued and plan.prompts[0].request.audience is Audience.NONE:
-                self._unattended.watch(plan)
+                self._unattended.watch(plan, call.charge)
             raise
         except (StreamCut, EndedWithoutAnswer) as end:
             meter.outcome = "cut" if isinstance(end, StreamCut) else "repeated"
             raise
         finally:
             usage = generation.usage
+            self._settle(call, plan, generation, is_queued=is_queued)
             num_told = sum(plan.told.num_tokens) if plan.told is not None else usage.completion_tokens
             meter.ended(usage, num_told if plan.follows else 0)
             log.debug("call ended", request_id=plan.request_id, outcome=meter.outcome, **usage._asdict())
@@ -148,7 +149,7 @@ class Runner:
         """None: the client cannot come back."""
         if plan.is_held and not plan.follows:
             try:
-                await self._store.save(record_of(owner_of(call.headers), plan.created, plan.form, plan.prompts))
+                await self._store.save(record_of(call.identity.owner, plan.created, plan.form, plan.prompts))
             except BusError as error:
                 log.warning("call not recorded: it cannot be resumed", request_id=plan.request_id, error=str(error))
                 return None
@@ -171,6 +172,15 @@ class Runner:
             told=plan.told,
             counts=plan.form.include_usage and plan.form.continuous_usage,
         )
+
+    def _settle(self, call: Call, plan: Plan, generation: Generation, *, is_queued: bool) -> None:
+        """What the caller pays for. What goes on without its client is paid for in advance."""
+        if plan.follows or not is_queued:
+            call.charge.settle(0)
+            return
+        num_used = generation.usage.prompt_tokens + generation.usage.completion_tokens
+        goes_on = plan.is_held and not generation.is_complete and generation.failure is None
+        call.charge.settle(max(num_used, call.charge.num_tokens) if goes_on else num_used)
 
     def _attached(self, plan: Plan) -> AbstractContextManager[None]:
         if not plan.is_held:

@@ -7,8 +7,10 @@ import time
 
 import structlog
 
+from headrace_router.accounts import Accounts
 from headrace_router.app import make_app
 from headrace_router.attachments import Attachments
+from headrace_router.authentication import Door
 from headrace_router.bodies import BodyLimits
 from headrace_router.call_response import ClientLimits
 from headrace_router.call_store import CallStore
@@ -17,9 +19,11 @@ from headrace_router.cancellation import Canceller
 from headrace_router.gate import Gate
 from headrace_router.generation import Limits
 from headrace_router.inflight import InFlightTable
+from headrace_router.key_table import KeyTable
 from headrace_router.metrics import RouterMetrics
 from headrace_router.models import Models
 from headrace_router.preparation import Preparer
+from headrace_router.presence import Presence
 from headrace_router.routes import Parts
 from headrace_router.runner import CallSettings, Runner
 from headrace_router.settings import RouterSettings
@@ -67,6 +71,10 @@ class RouterService:
         await store.open()
         attachments = Attachments(bus, router, canceller.abort, settings.reattach_timeout_s, time.monotonic)
         await attachments.start()
+        keys = KeyTable(are_required=settings.require_keys)
+        await keys.open(bus)
+        accounts = Accounts(bus, router, Presence(router, time.monotonic))
+        await accounts.open()
         pool = PromptPool(settings.tokenizer_threads, settings.max_waiting_prompts)
         models = Models(time.monotonic)
         metrics = RouterMetrics(service.metrics)
@@ -88,6 +96,7 @@ class RouterService:
             models=models,
             preparer=Preparer(pool),
             gate=Gate(models),
+            accounts=accounts,
             canceller=canceller,
             store=store,
             runner=runner,
@@ -105,12 +114,14 @@ class RouterService:
 
         body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
         limits = ClientLimits(body_limits, settings.send_timeout_s)
-        app = make_app(Parts(caller, models, pool, metrics, limits, service.not_ready))
+        door = Door(keys, settings.open_metrics, accounts.headers)
+        app = make_app(Parts(caller, models, pool, metrics, limits, service.not_ready, door))
         server = make_server(
             app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
         )
         service.spawn(streams.run(), "streams")
         service.spawn(models.follow(bus), "models")
+        service.spawn(accounts.run(), "accounts")
         service.spawn(attachments.run(), "attachments")
         service.spawn(
             service.report(bus, lambda: service.not_ready() or "ready", lambda: {NUM_IN_FLIGHT: float(len(table))}),
@@ -128,6 +139,7 @@ class RouterService:
             await unattended.close()
             await canceller.close()
             await table.close()
+            await accounts.close()
             pool.close()
 
     async def _until_done(
@@ -157,4 +169,6 @@ def _call_settings(settings: RouterSettings) -> CallSettings:
         publish_timeout_s=settings.publish_timeout_s,
         buffer=settings.stream_buffer,
     )
-    return CallSettings(limits, settings.max_inflight, settings.ping_interval_s)
+    return CallSettings(
+        limits, settings.max_inflight, settings.ping_interval_s, shares_cache=settings.cache_sharing == "all"
+    )

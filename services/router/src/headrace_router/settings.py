@@ -1,6 +1,6 @@
 """The router's settings."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -38,6 +38,13 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     """Most open client connections."""
     stream_buffer: Annotated[int, Meta(ge=16, le=1_000_000)] = 4096
     """Most events kept for a client that reads slowly."""
+    require_keys: bool = False
+    """Answer only callers with an API key (`headrace keys create`), except for /health and /live."""
+    open_metrics: bool = False
+    """With require-keys: /metrics needs no key either."""
+    cache_sharing: Literal["tenant", "all"] = "tenant"
+    """Who shares cached prompts: callers of one tenant, or all. Shared ones answer faster, and by that tell who has
+    asked the same before."""
     tokenizer_threads: Annotated[int, Meta(ge=1, le=256)] = 4
     """Threads that render templates and tokenize."""
     max_waiting_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024

@@ -5,6 +5,7 @@ import asyncio
 
 import structlog
 
+from headrace_router.accounts import Charge
 from headrace_router.call import Plan
 from headrace_router.call_record import prompts_of, record_of
 from headrace_router.cancellation import Canceller
@@ -28,11 +29,11 @@ class Unattended:
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def watch(self, plan: Plan) -> None:
-        """Reads the call's answer to its end, if that may come before the worker knows."""
-        if not plan.form.stop_strings or len(self._tasks) >= MAX_CALLS:
+    def watch(self, plan: Plan, charge: Charge) -> None:
+        """Reads the call's answer to its end, if that may come before the worker knows, or if it counts."""
+        if not (plan.form.stop_strings or charge.is_limited) or len(self._tasks) >= MAX_CALLS:
             return
-        task = asyncio.create_task(self._read(plan), name="unattended")
+        task = asyncio.create_task(self._read(plan, charge.detached()), name="unattended")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -41,7 +42,7 @@ class Unattended:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _read(self, plan: Plan) -> None:
+    async def _read(self, plan: Plan, charge: Charge) -> None:
         record = record_of("", plan.created, plan.form, plan.prompts)
         generation = Generation(
             prompts_of(record, plan.model),
@@ -56,5 +57,9 @@ class Unattended:
             async with generation:
                 while not generation.is_complete:
                     await generation.next(POLL_S)
+            charge.settle(generation.usage.prompt_tokens + generation.usage.completion_tokens)
         except (RequestError, BusError) as error:
             log.info("background call not watched any more", request_id=plan.request_id, reason=str(error))
+            charge.settle(charge.num_tokens)
+        finally:
+            charge.close()

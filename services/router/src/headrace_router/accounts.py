@@ -1,0 +1,266 @@
+"""What the callers use, kept with the other routers in the broker: the shell around `account` and `rate_limits`.
+
+Most calls find what they need in what was taken before and cost nothing here. The others take from the record in the
+broker by compare-and-set, with what all that wait need and a share more, so that a crowd costs one message.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import structlog
+
+from headrace_router.account import Account
+from headrace_router.identity import Identity
+from headrace_router.presence import Presence
+from headrace_router.rate_limits import AccountRecord, Amounts, Refusal, Taken, charge, limited, take
+from headrace_shared.api_keys import ApiKey
+from headrace_shared.bus import Bus, Entry
+from headrace_shared.codec import decode, encode
+from headrace_shared.errors import (
+    BusError,
+    BusUnavailable,
+    LimitReached,
+    OutcomeUnknown,
+    ProtocolError,
+    RevisionConflict,
+)
+from headrace_shared.subjects import ACCOUNTS, bucket_stream
+
+MAX_ATTEMPTS = 16
+"""Of a compare-and-set. Each failure means that another router succeeded."""
+TIDY_S = 0.5
+CLOCK_S = 30.0
+"""Between two looks at the broker's clock."""
+
+log = structlog.get_logger(__name__)
+
+
+class Charge:
+    """What one call has taken. To be closed in any case."""
+
+    def __init__(self, account: Account | None = None, num_tokens: int = 0) -> None:
+        """Without an account nothing is limited."""
+        self._account = account
+        self.num_tokens = num_tokens
+        self._is_settled = False
+
+    def settle(self, num_tokens: int) -> None:
+        """So many tokens were really used. The last word counts."""
+        if self._account is not None:
+            self._account.settle(self.num_tokens - num_tokens)
+            self.num_tokens = num_tokens
+        self._is_settled = True
+
+    @property
+    def is_limited(self) -> bool:
+        return self._account is not None
+
+    def detached(self) -> "Charge":
+        """For what goes on after the call, which then has nothing to close any more."""
+        charge, self._account = Charge(self._account, self.num_tokens), None
+        return charge
+
+    def close(self) -> None:
+        """Unless it was settled, nothing was used."""
+        if self._account is not None:
+            if not self._is_settled:
+                self.settle(0)
+            self._account.leave()
+            self._account = None
+
+
+class Accounts:
+    def __init__(self, bus: Bus, router: str, presence: Presence, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` is a monotonic clock, in seconds."""
+        self._bus = bus
+        self._router = router
+        self._presence = presence
+        self._now = now
+        self._offset = 0.0
+        self._measured_at = float("-inf")
+        self._accounts: dict[str, Account] = {}
+        """Of keys that are in use here."""
+        self._records: dict[str, tuple[AccountRecord, int]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def open(self) -> None:
+        """Returns when all records are known. Raises BusError."""
+        await self._bus.ensure_bucket(ACCOUNTS)
+        await self._presence.open(self._bus)
+        await self._measure()
+        await self._bus.watch(ACCOUNTS.name, self._on_change)
+
+    async def begin(self, identity: Identity, num_tokens: int) -> Charge:
+        """A call that uses about so many tokens. Raises LimitReached or BusError."""
+        key = identity.key
+        if key is None:
+            return Charge()
+        need = limited(key, Amounts(1, num_tokens, 1))
+        if need == Amounts():
+            return Charge()
+        account = self._account(key)
+        if not account.try_use(need, self._now()):
+            await self._take(account, need)
+        return Charge(account, num_tokens)
+
+    def headers(self, identity: Identity) -> list[tuple[bytes, bytes]]:
+        """Of the caller's limits now."""
+        return [] if identity.key is None else self._account(identity.key).headers(self.clock())
+
+    def clock(self) -> float:
+        """Seconds since the epoch, as the broker would say."""
+        return self._now() + self._offset
+
+    async def run(self) -> None:
+        """Gives back what is not used, and charges what was used beyond; until cancelled."""
+        while True:
+            await asyncio.sleep(TIDY_S)
+            if not self._bus.is_connected:
+                continue
+            try:
+                if self._now() - self._measured_at > CLOCK_S:
+                    await self._measure()
+                await self._tidy(is_closing=False)
+            except BusError as error:
+                log.info("accounts not in order yet", error=str(error))
+
+    async def close(self) -> None:
+        """Gives back everything, if that can be done at once."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self._tidy(is_closing=True)
+        except (BusError, TimeoutError) as error:
+            log.info("accounts not given back", error=str(error))
+
+    async def _tidy(self, *, is_closing: bool) -> None:
+        for key_id, account in list(self._accounts.items()):
+            now = self._now()
+            missing = account.slots_missing(self._router)
+            surplus = account.surplus(now, is_closing=is_closing).minus(Amounts(slots=missing))
+            if surplus != Amounts():
+                async with self._locks[key_id]:
+                    await self._give_back(account, is_closing=is_closing)
+            if account.is_unused and not self._locks[key_id].locked():
+                del self._accounts[key_id], self._locks[key_id]
+
+    async def _take(self, account: Account, need: Amounts) -> None:
+        account.wanted = account.wanted.plus(need)
+        try:
+            self._refuse_at_once(account, need)
+            async with self._locks[account.key.key_id]:
+                for _ in range(MAX_ATTEMPTS):
+                    if account.try_use(need, self._now()):
+                        return
+                    lacking, extra = account.lacking(need), account.extra(need)
+                    taken = self._try_take(account, lacking, extra)
+                    if await self._store(account, taken.record):
+                        account.spare = account.spare.plus(taken.amounts)
+        finally:
+            account.wanted = account.wanted.minus(need)
+        raise BusUnavailable("too many routers change this account")
+
+    def _refuse_at_once(self, account: Account, need: Amounts) -> None:
+        """Whoever is refused by what is known costs nothing. Not while others of us are about to get more."""
+        if not self._locks[account.key.key_id].locked():
+            self._try_take(account, account.lacking(need), Amounts())
+
+    def _try_take(self, account: Account, need: Amounts, extra: Amounts) -> Taken:
+        now = self.clock()
+        taken = take(
+            account.record, account.key, need, extra, router=self._router, is_alive=self._presence.is_alive, now=now
+        )
+        if isinstance(taken, Refusal):
+            raise _limit_reached(taken)
+        return taken
+
+    async def _give_back(self, account: Account, *, is_closing: bool) -> None:
+        for _ in range(MAX_ATTEMPTS):
+            surplus = account.surplus(self._now(), is_closing=is_closing)
+            missing = account.slots_missing(self._router)
+            if surplus == Amounts() and not missing:
+                return
+            # What is given back must not be used meanwhile.
+            account.spare = account.spare.minus(surplus)
+            amounts = Amounts(-surplus.requests, -surplus.tokens, missing - surplus.slots)
+            record = charge(account.record, account.key, amounts, self._router, self.clock())
+            try:
+                if await self._store(account, record):
+                    return
+            except BusError:
+                account.spare = account.spare.plus(surplus)
+                raise
+            account.spare = account.spare.plus(surplus)
+
+    async def _store(self, account: Account, record: AccountRecord) -> bool:
+        """False if somebody was quicker; then the record is as theirs. Raises BusError."""
+        key_id = account.key.key_id
+        try:
+            if account.revision:
+                revision = await self._bus.update(ACCOUNTS.name, key_id, encode(record), account.revision)
+            else:
+                revision = await self._bus.create(ACCOUNTS.name, key_id, encode(record))
+            account.see(record, revision)
+            return True
+        except (RevisionConflict, OutcomeUnknown) as error:
+            await asyncio.sleep(random.uniform(0.0, 0.005))
+            entry = await self._bus.get(ACCOUNTS.name, key_id)
+            if entry is not None:
+                self._see(account, entry)
+            elif isinstance(error, RevisionConflict):
+                account.record, account.revision = AccountRecord(), 0  # it expired
+            return False
+
+    def _account(self, key: ApiKey) -> Account:
+        account = self._accounts.get(key.key_id)
+        if account is None:
+            account = self._accounts[key.key_id] = Account(key, self._now())
+            self._locks[key.key_id] = asyncio.Lock()
+            record, revision = self._records.get(key.key_id, (AccountRecord(), 0))
+            account.see(record, revision)
+        account.key = key  # its limits may have changed
+        return account
+
+    def _on_change(self, entry: Entry | None, key: str) -> None:
+        account = self._accounts.get(key)
+        if entry is None:
+            self._records.pop(key, None)
+            return
+        seen = _record_of(entry)
+        self._records[key] = seen
+        if account is not None:
+            account.see(*seen)
+
+    def _see(self, account: Account, entry: Entry) -> None:
+        account.see(*_record_of(entry))
+
+    async def _measure(self) -> None:
+        before = self._now()
+        told = await self._bus.clock(bucket_stream(ACCOUNTS.name))
+        self._measured_at = self._now()
+        self._offset = told - (before + self._measured_at) / 2
+
+
+def _record_of(entry: Entry) -> tuple[AccountRecord, int]:
+    try:
+        return decode(entry.value, AccountRecord), entry.revision
+    except ProtocolError as error:
+        log.error("undecodable account: it begins anew", key_id=entry.key, error=str(error))
+        return AccountRecord(), entry.revision
+
+
+_WORDS = {
+    "requests": "The limit of requests a minute is reached.",
+    "tokens": "The limit of tokens a minute is reached.",
+    "day": "The limit of tokens a day is reached.",
+    "concurrent": "As many requests are running as this API key may have at once.",
+}
+
+
+def _limit_reached(refusal: Refusal) -> LimitReached:
+    if refusal.is_final:
+        message = "This request alone exceeds what the API key may use; ask for fewer tokens."
+        return LimitReached(message, retry_after_s=refusal.retry_after_s, code="request_exceeds_limit")
+    code = "insufficient_quota" if refusal.limit == "day" else "rate_limit_exceeded"
+    return LimitReached(_WORDS[refusal.limit], retry_after_s=refusal.retry_after_s, code=code)
