@@ -122,7 +122,7 @@ async def _list(settings: KeysSettings) -> str:
         return _json([_shown(key) for key in keys])
     if not keys:
         return "There are no keys.\n"
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("ID", "NAME", "TENANT", "CREATED", "CLASS", "WEIGHT", "REQ/MIN", "TOK/MIN", "AT ONCE", "TOK/DAY", "MODELS")
     ]
     for key in keys:
