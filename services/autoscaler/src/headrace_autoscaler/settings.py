@@ -4,12 +4,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from headrace_autoscaler.driver_settings import DriverSettings
 from headrace_autoscaler.policy import Limits
 from headrace_shared.errors import ConfigError
-from headrace_shared.settings import CommonSettings
 
 
-class AutoscalerSettings(CommonSettings, frozen=True, kw_only=True):
+class AutoscalerSettings(DriverSettings, frozen=True, kw_only=True):
     """Settings of the autoscaler; those of every service come first."""
 
     period_s: Annotated[float, Meta(ge=0.1, le=3600)] = 5.0

@@ -1,0 +1,51 @@
+"""Settings of what runs the workers, and the driver that they name."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from headrace_autoscaler.driver import Driver
+from headrace_autoscaler.gpu_inventory import Gpu, listed_gpus
+from headrace_shared.errors import ConfigError
+from headrace_shared.settings import CommonSettings
+
+
+class DriverSettings(CommonSettings, frozen=True, kw_only=True):
+    driver: Literal["none", "docker", "swarm"] = "none"
+    """What runs workers: containers of a compose project (docker) or replicas of a stack's service (swarm); none: the
+    autoscaler only says how many there should be."""
+    docker_url: str = "http://127.0.0.1:2375"
+    """Where the proxy in front of the Docker engine listens."""
+    project: Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,62}$")] = "headrace"
+    """Compose project, or Swarm stack, whose workers are managed."""
+    gpus: tuple[str, ...] = ("auto",)
+    """GPUs that workers may get, by index or UUID, separated by commas; auto: all that NVIDIA's driver lists. Of no
+    concern for workers on CPUs."""
+
+    def inventory(self) -> Callable[[], Sequence[Gpu]]:
+        """Lists the GPUs that there are. Raises ConfigError."""
+        if self.gpus == ("auto",):
+            from headrace_autoscaler.nvml import local_gpus
+
+            return local_gpus
+        try:
+            listed = listed_gpus(self.gpus)
+        except ValueError as error:
+            raise ConfigError("gpus", str(error)) from error
+        return lambda: listed
+
+
+def make_driver(settings: DriverSettings) -> Driver | None:
+    """None if nothing is to be run. Raises ConfigError. Whether an engine can be reached shows at the first call."""
+    if settings.driver == "none":
+        return None
+    # Not needed, and not installed, where workers are processes.
+    from headrace_autoscaler.docker_driver import DockerDriver
+    from headrace_autoscaler.docker_engine import DockerEngine
+    from headrace_autoscaler.swarm_driver import SwarmDriver
+
+    engine = DockerEngine(settings.docker_url)
+    if settings.driver == "swarm":
+        return SwarmDriver(engine, settings.project)
+    return DockerDriver(engine, settings.project, settings.inventory())
