@@ -40,8 +40,9 @@ def test_no_gpu_is_given_to_two_workers(sizes: list[int], data: st.DataObject) -
     """Over any history of workers of any size that come and go."""
     workers: list[tuple[str, ...]] = []
     for size in sizes:
-        if workers and data.draw(st.booleans(), "one leaves"):
-            workers.pop(data.draw(st.integers(0, len(workers) - 1)))
+        if workers:
+            for index in data.draw(st.sets(st.integers(0, len(workers) - 1), max_size=1), "who leaves"):
+                workers.pop(index)
         taken = [gpu for worker in workers for gpu in worker]
         if len(EIGHT) - len(taken) < size:
             with pytest.raises(NotEnoughGpus):

@@ -11,7 +11,7 @@ GPU_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 class Gpu(NamedTuple):
     id: str
     """What the engine is asked for: the UUID where it is known, which no reboot changes; else the index."""
-    index: int
+    position: int
     """Its place in the driver's own order."""
 
 
@@ -37,15 +37,15 @@ def named_gpus(inventory: Sequence[Gpu], names: Iterable[str], count: int) -> fr
     engine's word for all. Those that are not in the inventory are of no concern."""
     listed = set(names)
     if not listed:
-        return frozenset(gpu.id for gpu in inventory if count < 0 or gpu.index < count)
-    return frozenset(gpu.id for gpu in inventory if gpu.id in listed or str(gpu.index) in listed)
+        return frozenset(gpu.id for gpu in inventory if count < 0 or gpu.position < count)
+    return frozenset(gpu.id for gpu in inventory if gpu.id in listed or str(gpu.position) in listed)
 
 
 def assign(inventory: Sequence[Gpu], taken: Iterable[str], count: int) -> tuple[str, ...]:
     """Ids of `count` free GPUs: neighbours where there are, since links between them are the fastest; of several runs
     the shortest that is long enough, so that long ones are left for those who need them. Raises NotEnoughGpus."""
     occupied = set(taken)
-    free = sorted((gpu for gpu in inventory if gpu.id not in occupied), key=lambda gpu: gpu.index)
+    free = sorted((gpu for gpu in inventory if gpu.id not in occupied), key=lambda gpu: gpu.position)
     if len(free) < count:
         raise NotEnoughGpus(count, len(free), len(inventory))
     fitting = [run for run in _runs(free) if len(run) >= count]
@@ -57,7 +57,7 @@ def _runs(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
     """GPUs of consecutive indices, together."""
     runs: list[list[Gpu]] = []
     for gpu in gpus:
-        if runs and gpu.index == runs[-1][-1].index + 1:
+        if runs and gpu.position == runs[-1][-1].position + 1:
             runs[-1].append(gpu)
         else:
             runs.append([gpu])
