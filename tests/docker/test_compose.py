@@ -80,12 +80,14 @@ def test_memory_and_processes_are_limited(stack: Stack) -> None:
 
 
 def test_only_the_router_is_on_a_network_with_a_way_out(stack: Stack) -> None:
-    edge, backplane = f"{PROJECT}_edge", f"{PROJECT}_backplane"
-    networks = json.loads(run(["docker", "network", "inspect", edge, backplane]))
-    assert {network["Name"]: network["Internal"] for network in networks} == {edge: False, backplane: True}
+    edge, backplane, engine = (f"{PROJECT}_{name}" for name in ("edge", "backplane", "engine"))
+    networks = json.loads(run(["docker", "network", "inspect", edge, backplane, engine]))
+    internal = {network["Name"]: network["Internal"] for network in networks}
+    assert internal == {edge: False, backplane: True, engine: True}
+    further = {"router": {edge}, "autoscaler": {engine}}
     for container in stack.containers():
         [details] = json.loads(run(["docker", "inspect", container.name]))
-        expected = {edge, backplane} if container.service == "router" else {backplane}
+        expected = {backplane} | further.get(container.service, set())
         assert set(details["NetworkSettings"]["Networks"]) == expected, container.name
 
 
