@@ -118,6 +118,9 @@ class ScriptedEngine:
     def make_sequence(self, admission: Admission) -> "ScriptedSequence":
         return ScriptedSequence(admission)
 
+    def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
+        return True
+
     def remove(self, sequence_id: SequenceId) -> None:
         del self._sequences[sequence_id]
 

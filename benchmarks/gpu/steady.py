@@ -44,6 +44,9 @@ class TimedEngine:
     def add(self, admission: Admission) -> None:
         self._engine.add(admission)
 
+    def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
+        return self._engine.is_ready(sequence_id, wait=wait)
+
     def remove(self, sequence_id: SequenceId) -> None:
         self._engine.remove(sequence_id)
 

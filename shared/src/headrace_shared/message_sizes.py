@@ -21,6 +21,7 @@ def largest_message(request: Request) -> int:
         + 4 * sum(len(key) + len(value) for key, value in request.trace.items())
         + 16 * len(request.sampling.logit_bias)
         + 5 * len(request.stop.stop_token_ids)
+        + 4 * len(request.sampling.grammar)
     )
 
 

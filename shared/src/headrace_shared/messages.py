@@ -126,6 +126,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     """token id -> added to its logit."""
     num_logprobs: int | None = None
     """None: no log-probabilities; n: the sampled token's and those of the n likeliest."""
+    grammar: str = ""
+    """Only tokens that it allows are drawn; see `grammars.py`. Empty: all are allowed."""
 
 
 class StopParams(Struct, frozen=True, kw_only=True):

@@ -5,11 +5,11 @@ import pytest
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.kernel_sampler import KernelSampler
 from tests.worker.cuda.test_engine import KINDS, World
-from tests.worker.cuda.toy import VOCAB_SIZE, toy_engine
+from tests.worker.cuda.toy import CARD, toy_engine
 
 
 def kernel_world(seed: int, *, max_sequences: int = 6) -> tuple[World, KernelSampler]:
-    sampler = KernelSampler(HostDevice(), VOCAB_SIZE, max_sequences)
+    sampler = KernelSampler(HostDevice(), CARD, max_sequences)
     engine, _ = toy_engine(sampler=sampler, max_sequences=max_sequences, batch_sizes=(1, 2, 4))
     return World(engine, seed), sampler
 

@@ -59,7 +59,7 @@ def torch_backend(memory: DeviceMemory | None = None, peak_bytes: int = 0) -> Ba
         device=HostDevice(memory, peak_bytes),
         packing=TorchPacking(folds_norms=False),
         operations=lambda config: TorchOperations(config.norm_epsilon, torch.device("cpu")),
-        sampler=lambda device, vocab_size, max_sequences: TorchSampler(device, vocab_size),
+        sampler=lambda device, card, max_sequences: TorchSampler(device, card.vocab_size),
         attention=TorchPagedAttention,
         copy_blocks=copy_blocks,
     )

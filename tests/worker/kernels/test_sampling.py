@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import SamplingParams, StopParams, TokenLogprobs, TopLogprob
-from headrace_worker.kernels.sampling import BLOCK, Sampled, Workspace, sample
+from headrace_worker.kernels.sampling import BLOCK, Masks, Sampled, Workspace, sample
 from headrace_worker.kernels.sampling_table import Need, SamplingTable
 from headrace_worker.sampling import NOT_FINITE, Drawn, SamplingState
 from headrace_worker.sampling import sample as sample_on_cpu
@@ -39,9 +39,9 @@ class Both:
     def draw(self, logits: Tensor) -> tuple[list[Drawn], list[Drawn]]:
         """(from the device, from the CPU)"""
         found = sample(logits.to(self.device), self.slots, self.table, self.need)
-        return self._listed(found), sample_on_cpu(logits, self.states)
+        return self.listed(found), sample_on_cpu(logits, self.states)
 
-    def _listed(self, found: Sampled) -> list[Drawn]:
+    def listed(self, found: Sampled) -> list[Drawn]:
         results = []
         for row, (token, finite) in enumerate(zip(found.tokens.tolist(), found.finite.tolist(), strict=True)):
             wanted = self.states[row].params.num_logprobs
@@ -270,3 +270,25 @@ def test_refuses_what_it_cannot_draw(device: torch.device) -> None:
     many = {token: 1.0 for token in range(2000)}
     with pytest.raises(ValueError, match="2000 biases"):
         SamplingTable(1, 3000, device).assign(0, make_admission((1,), SamplingParams(seed=1, logit_bias=many)))
+
+
+def test_a_mask_leaves_only_the_tokens_it_allows(device: torch.device) -> None:
+    given: list[dict[str, Any]] = [{"temperature": 0.0, "num_logprobs": 2}, {"temperature": 1.0}, {"top_p": 0.9}, {}]
+    both = Both(device, given)
+    logits = logits_of(4, 4)
+    allowed = torch.rand(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)) < 0.01
+    allowed[:, -1] = True
+    bits = np.zeros((2, -(-VOCAB_SIZE // 32) * 32), dtype=np.uint8)
+    bits[:, :VOCAB_SIZE] = allowed.numpy()
+    words = torch.from_numpy(np.packbits(bits, axis=-1, bitorder="little").view(np.int32))
+    masks = Masks(words.to(device), torch.tensor([1, -1, 0, -1], dtype=torch.int32, device=device))
+    found = both.listed(sample(logits.to(device), both.slots, both.table, both.need, masks=masks))
+    # The log-probabilities are those of the bare logits, so only the tokens can be compared with masked ones.
+    masked = logits.clone()
+    masked[0, ~allowed[1]] = -torch.inf
+    masked[2, ~allowed[0]] = -torch.inf
+    expected = sample_on_cpu(masked, both.states)
+    assert [item.token for item in found] == [item.token for item in expected]
+    bare = torch.log_softmax(logits[0], dim=-1)
+    assert found[0].logprobs is not None
+    assert found[0].logprobs.logprob == pytest.approx(float(bare[found[0].token]), abs=2e-5)

@@ -86,6 +86,10 @@ class Engine(Protocol):
         `admission.copies` before anything that is submitted later runs."""
         ...
 
+    def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
+        """Whether a sequence that has a grammar may be submitted: its grammar is compiled. `wait` until it is."""
+        ...
+
     def remove(self, sequence_id: SequenceId) -> None:
         """Forgets a sequence. Safe while an iteration that contains it is in flight."""
         ...

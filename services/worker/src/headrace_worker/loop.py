@@ -119,6 +119,8 @@ class IterationLoop:
             pass
         if self._in_flight:
             return self._collect()
+        if self._await_grammar() and self._submit():
+            return self._collect()
         self._busy_since = None
         if not self._failed and not self._released:
             return None
@@ -146,7 +148,7 @@ class IterationLoop:
         parts: list[tuple[LoopSequence, SequenceSlice]] = []
         prompts: list[LoopSequence] = []
         for sequence in self._sequences.values():
-            if sequence.is_over or (self._is_pipeline and sequence.num_sampling):
+            if sequence.is_over or (self._is_pipeline and sequence.num_sampling) or self._is_held_up(sequence):
                 continue
             if len(sequence.tokens) + sequence.num_sampling - sequence.num_submitted > 1:
                 prompts.append(sequence)
@@ -162,6 +164,18 @@ class IterationLoop:
                 budget -= part.num_tokens
                 places -= 1
         return self._with_drafts(parts, budget) if self._max_drafts and budget else parts
+
+    def _is_held_up(self, sequence: LoopSequence) -> bool:
+        return sequence.has_grammar and (
+            sequence.num_sampling > 0 or not self._engine.is_ready(sequence.sequence_id, wait=False)
+        )
+
+    def _await_grammar(self) -> bool:
+        """With nothing else to do. False: that is not what is missing."""
+        for sequence in self._sequences.values():
+            if sequence.has_grammar and not sequence.is_over and self._is_held_up(sequence):
+                return self._engine.is_ready(sequence.sequence_id, wait=True)
+        return False
 
     def _with_drafts(
         self, parts: list[tuple[LoopSequence, SequenceSlice]], budget: int

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace_shared.messages import Admission, SamplingParams, TokenLogprobs, TopLogprob
+from headrace_worker.constraint import Constraint, Constraints
 from headrace_worker.noise import noise_keys
 from headrace_worker.penalties import Penalties
 from headrace_worker.race import CHUNK, chunk_sums, race
@@ -35,13 +36,14 @@ class Drawn(NamedTuple):
 class SamplingState:
     """What sampling must know of one sequence. `record` every token drawn for it."""
 
-    def __init__(self, admission: Admission, vocab_size: int) -> None:
+    def __init__(self, admission: Admission, vocab_size: int, constraint: Constraint | None = None) -> None:
         request = admission.request
         self.params: SamplingParams = request.sampling
         self.choice = admission.choice
         self.num_output = len(admission.output) // 4
         self.is_greedy = self.params.temperature <= GREEDY_TEMPERATURE
         self.penalties = Penalties.for_admission(admission, vocab_size)
+        self.constraint = constraint
         self._min_tokens = request.stop.min_tokens
         self._stop_ids = np.array(
             [token for token in request.stop.stop_token_ids if token < vocab_size], dtype=np.int64
@@ -55,12 +57,24 @@ class SamplingState:
     @property
     def is_plain(self) -> bool:
         """The arg-max of the bare logits is all that is wanted."""
-        return self.is_greedy and self.penalties is None and self.params.num_logprobs is None and self.forbidden is None
+        return (
+            self.is_greedy
+            and self.penalties is None
+            and self.params.num_logprobs is None
+            and self.forbidden is None
+            and self.constraint is None
+        )
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be drawn, whatever the logits."""
+        return None if self.constraint is None else self.constraint.problem
 
     def after(self, tokens: Sequence[int]) -> "SamplingState":
         """A state of its own, as it would be if these tokens were drawn next."""
         ahead = copy(self)
         ahead.penalties = None if self.penalties is None else self.penalties.copy()
+        ahead.constraint = None if self.constraint is None else self.constraint.copy()
         for token in tokens:
             ahead.record(token)
         return ahead
@@ -69,10 +83,13 @@ class SamplingState:
         self.num_output += 1
         if self.penalties is not None:
             self.penalties.record(token)
+        if self.constraint is not None:
+            self.constraint.record(token)
 
 
-def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
-    """logits [rows, vocab_size] of any float type; `states` one a row, which learn of their tokens."""
+def sample(logits: Tensor, states: Sequence[SamplingState], constraints: Constraints | None = None) -> list[Drawn]:
+    """logits [rows, vocab_size] of any float type; `states` one a row, which learn of their tokens. `constraints`:
+    those that the states' own are of."""
     best = argmax(logits)
     finite = logits.gather(-1, best[:, None]).squeeze(-1).isfinite().tolist()
     tokens: list[int] = best.tolist()
@@ -83,7 +100,7 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
         scores = _rows(logits, special).to(torch.float32, copy=True)
         wanting = [index for index, state in enumerate(chosen) if state.params.num_logprobs is not None]
         raw = F.log_softmax(_rows(scores, wanting), dim=-1) if wanting else None
-        _adjust(scores, chosen)
+        _adjust(scores, chosen, constraints)
         drawn = _draw(scores, chosen)
         values = drawn.tolist()
         for row, token in zip(special, values, strict=True):
@@ -93,9 +110,10 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
             logprobs = {special[index]: item for index, item in zip(wanting, found, strict=True)}
     results = []
     for row, state in enumerate(states):
-        if finite[row]:
+        problem = state.problem if finite[row] else NOT_FINITE
+        if problem is None:
             state.record(tokens[row])
-        results.append(Drawn(tokens[row], logprobs.get(row), None if finite[row] else NOT_FINITE))
+        results.append(Drawn(tokens[row], logprobs.get(row), problem))
     return results
 
 
@@ -110,13 +128,20 @@ def argmax(scores: Tensor) -> Tensor:
     return chunk * CHUNK + within
 
 
-def _adjust(scores: Tensor, states: Sequence[SamplingState]) -> None:
-    """Penalties, bias and forbidden tokens, in place."""
+def _adjust(scores: Tensor, states: Sequence[SamplingState], constraints: Constraints | None) -> None:
+    """Penalties, bias, forbidden tokens and grammars, in place."""
     for row, state in enumerate(states):
         if state.penalties is not None:
             state.penalties.apply(scores[row])
         if (forbidden := state.forbidden) is not None:
             scores[row, torch.from_numpy(forbidden).to(scores.device)] = -torch.inf
+    constrained = [(row, each) for row, state in enumerate(states) if (each := state.constraint) is not None]
+    if constraints is not None and constrained:
+        words = constraints.masks([each for _, each in constrained])
+        bits = np.unpackbits(words.view(np.uint8), axis=-1, count=scores.shape[-1], bitorder="little")
+        for (row, each), allowed in zip(constrained, torch.from_numpy(bits).to(scores.device), strict=True):
+            if each.problem is None:
+                scores[row].masked_fill_(allowed == 0, -torch.inf)
 
 
 def _draw(scores: Tensor, states: Sequence[SamplingState]) -> Tensor:

@@ -22,6 +22,7 @@ class LoopSequence:
         "block_ids",
         "error",
         "finish",
+        "has_grammar",
         "lookup",
         "max_output",
         "min_tokens",
@@ -58,6 +59,8 @@ class LoopSequence:
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.lookup = PromptLookup()
+        self.has_grammar = bool(request.sampling.grammar)
+        """Which token may be next depends on the one before: none is sampled while another one is."""
         self.stopped = False
         """Released by the scheduler."""
         if output:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import Admission, ModelCard, SequenceId
+from headrace_worker.constraint import Constraints
 from headrace_worker.forward import Forward
 from headrace_worker.inputs import build_inputs
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
@@ -36,6 +37,7 @@ class TorchEngine:
         self._device = device
         self._samples = samples
         self._states: dict[SequenceId, SamplingState] = {}
+        self._constraints = Constraints(card, torch.get_num_threads())
         self._finished: list[list[SampledToken]] = []
         self._facts = EngineFacts(
             card=card,
@@ -59,7 +61,8 @@ class TorchEngine:
 
     def add(self, admission: Admission) -> None:
         if self._samples:
-            self._states[admission.sequence_id] = SamplingState(admission, self._facts.card.vocab_size)
+            constraint = self._constraints.of(admission)
+            self._states[admission.sequence_id] = SamplingState(admission, self._facts.card.vocab_size, constraint)
         with torch.inference_mode():
             self.cache.copy_blocks(admission.copies)
             offset = admission.num_cached % self.cache.block_size
@@ -70,12 +73,18 @@ class TorchEngine:
     def remove(self, sequence_id: SequenceId) -> None:
         self._states.pop(sequence_id, None)
 
+    def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
+        state = self._states.get(sequence_id)
+        if state is None or state.constraint is None:
+            return True
+        return state.constraint.is_ready or (wait and state.constraint.wait())
+
     @torch.inference_mode()
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         logits = self.logits(slices)
         sampling = [piece for piece in slices if piece.samples and self._samples]
         rows = [(piece.sequence_id, state) for piece in sampling for state in self._states_of(piece)]
-        drawn = sample(logits, [state for _, state in rows]) if rows else []
+        drawn = sample(logits, [state for _, state in rows], self._constraints) if rows else []
         sampled = [
             SampledToken(sequence_id, item.token, item.logprobs, item.error)
             for (sequence_id, _), item in zip(rows, drawn, strict=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from headrace_shared.messages import ModelCard
 from headrace_worker.cuda.decoder_forward import DeviceAttention
 from headrace_worker.cuda.device import Device
 from headrace_worker.cuda.engine import CopyBlocks
@@ -21,8 +22,8 @@ class Backend(NamedTuple):
     device: Device
     packing: Packing[Linear]
     operations: Callable[[ModelConfig], Operations]
-    sampler: Callable[[Device, int, int], DeviceSampler]
-    """(device, vocabulary, sequences in one iteration)"""
+    sampler: Callable[[Device, ModelCard, int], DeviceSampler]
+    """(device, the model's card, sequences in one iteration)"""
     attention: Callable[[ModelConfig, Shard, KVCache, Sizes], DeviceAttention]
     copy_blocks: CopyBlocks
     weight_bits: WeightBits | None = None

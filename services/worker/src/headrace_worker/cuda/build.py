@@ -81,7 +81,7 @@ def build_engine(
             forward_of(decoder, backend.attention(config, shard, cache, sizes)),
             cache,
             card,
-            sampler=backend.sampler(device, config.vocab_size, sizes.max_sequences),
+            sampler=backend.sampler(device, card, sizes.max_sequences),
             copy_blocks=backend.copy_blocks,
             device=device,
             context=context,

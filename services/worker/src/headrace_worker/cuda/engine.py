@@ -97,6 +97,10 @@ class CudaEngine:
         if admission.copies:
             self._copies[admission.sequence_id] = admission.copies
 
+    def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
+        constraint = self._sequences[sequence_id].constraint
+        return constraint is None or constraint.is_ready or (wait and constraint.wait())
+
     def remove(self, sequence_id: SequenceId) -> None:
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
@@ -138,9 +142,19 @@ class CudaEngine:
     def collect(self) -> list[SampledToken]:
         oldest = self._in_flight.popleft()
         if isinstance(oldest, Sampled):
-            return results(oldest)
+            return [self._constrained(item) for item in results(oldest)]
         oldest.wait()
         return []
+
+    def _constrained(self, item: SampledToken) -> SampledToken:
+        """A sequence with a grammar learns of its token here, before its next one is planned."""
+        sequence = self._sequences.get(item.sequence_id)
+        if sequence is None or sequence.constraint is None or item.error is not None:
+            return item
+        if (problem := sequence.constraint.problem) is not None:
+            return item._replace(error=problem)
+        sequence.constraint.record(item.token)
+        return item
 
     @torch.inference_mode()
     def record(self, batch_sizes: Sequence[int], report: Callable[[int, int], None]) -> None:

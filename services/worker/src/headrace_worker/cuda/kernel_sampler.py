@@ -10,18 +10,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace_shared.messages import Admission, SequenceId
+from headrace_shared.messages import Admission, ModelCard, SequenceId
+from headrace_worker.constraint import Constraint, Constraints
 from headrace_worker.cuda.device import Device
 from headrace_worker.cuda.frame import Frame
 from headrace_worker.cuda.sampler import Draw, Preparation, Sampled, Wanted, to_host
 from headrace_worker.cuda.sequence import DeviceSequence, device_sequence
 from headrace_worker.cuda.tail import Tail
-from headrace_worker.kernels.sampling import MOST_LOGPROBS, sample
+from headrace_worker.kernels.sampling import MOST_LOGPROBS, Masks, sample
 from headrace_worker.kernels.sampling_table import Need, SamplingTable
 
 NUM_LOGPROBS = (0, 1, 5, 20, MOST_LOGPROBS)
 """What is asked for is rounded up to one of these: each number is a kernel of its own, and compiling one in service
 would hold everybody up."""
+NUM_MASK_THREADS = 4
+"""Grammars' masks are computed on the host, while the device works on the iteration before."""
 
 
 class _Plan(NamedTuple):
@@ -30,14 +33,18 @@ class _Plan(NamedTuple):
     """Number of the rows' slots in the tail."""
     need: Need
     wanted: list[Wanted]
+    masks: tuple[int, int] | None
+    """Numbers of the words and the rows in the tail."""
 
 
 class KernelSampler:
     """A `DeviceSampler`."""
 
-    def __init__(self, device: Device, vocab_size: int, max_sequences: int) -> None:
+    def __init__(self, device: Device, card: ModelCard, max_sequences: int) -> None:
         """`max_sequences` in one iteration; that many slots and an eighth more are there from the start."""
         self._device = device
+        self._constraints = Constraints(card, NUM_MASK_THREADS)
+        vocab_size = card.vocab_size
         with torch.inference_mode():
             self._table = SamplingTable(max_sequences + max_sequences // 8 + 1, vocab_size, device.torch_device)
         self._free = list(range(self._table.num_slots))
@@ -49,7 +56,7 @@ class KernelSampler:
             self._grow()
         slot = self._free.pop()
         self._needs[admission.sequence_id] = self._table.assign(slot, admission)
-        return device_sequence(admission, self._table.vocab_size, slot)
+        return device_sequence(admission, self._table.vocab_size, slot, self._constraints.of(admission))
 
     def remove(self, sequence: DeviceSequence) -> None:
         assert sequence.slot is not None
@@ -79,12 +86,26 @@ class KernelSampler:
             most = min(need.num_logprobs, MOST_LOGPROBS)
             rounded = next(number for number in NUM_LOGPROBS if number >= most)
             need = need._replace(num_logprobs=min(rounded, self._table.vocab_size))
-        return partial(self._sample, _Plan([one.sequence_id for one in sequences], slots, need, wanted))
+        masks = self._masks(sequences, tail)
+        return partial(self._sample, _Plan([one.sequence_id for one in sequences], slots, need, wanted, masks))
+
+    def _masks(self, sequences: Sequence[DeviceSequence], tail: Tail) -> tuple[int, int] | None:
+        rows = np.full(len(sequences), -1, dtype=np.int32)
+        found: list[Constraint] = []
+        for row, sequence in enumerate(sequences):
+            if sequence.constraint is not None:
+                rows[row] = len(found)
+                found.append(sequence.constraint)
+        return (tail.put(self._constraints.masks(found)), tail.put(rows)) if found else None
 
     def _sample(
         self, plan: _Plan, logits: Tensor, frame: Frame[Tensor], extras: Sequence[Tensor], last_tokens: Tensor
     ) -> Sampled:
-        drawn = sample(logits, extras[plan.slots], self._table, plan.need)
+        masks = None
+        if plan.masks is not None:
+            words, rows = plan.masks
+            masks = Masks(extras[words].view(-1, -(-self._table.vocab_size // 32)), extras[rows])
+        drawn = sample(logits, extras[plan.slots], self._table, plan.need, masks=masks)
         last_tokens.index_copy_(0, frame.sampled_places[: logits.shape[0]], drawn.tokens)
         own, top_ids, top_values = (
             None if values is None else to_host(self._device, values)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import Admission, SamplingParams, SequenceId
+from headrace_worker.constraint import Constraint
 from headrace_worker.sampling import GREEDY_TEMPERATURE
 
 
@@ -22,6 +23,7 @@ class DeviceSequence:
     """Tokens that must not be drawn before `min_tokens` have been."""
     biased: NDArray[np.int64]
     bias: NDArray[np.float32]
+    constraint: Constraint | None
     slot: int | None
     """Of the sampler, for what it keeps on the device; None: nothing."""
 
@@ -40,7 +42,9 @@ def penalizes(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def device_sequence(admission: Admission, vocab_size: int, slot: int | None) -> DeviceSequence:
+def device_sequence(
+    admission: Admission, vocab_size: int, slot: int | None, constraint: Constraint | None = None
+) -> DeviceSequence:
     request = admission.request
     params = request.sampling
     bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
@@ -54,6 +58,7 @@ def device_sequence(admission: Admission, vocab_size: int, slot: int | None) -> 
         stop_ids=np.array([token for token in request.stop.stop_token_ids if token < vocab_size], dtype=np.int64),
         biased=np.fromiter(bias.keys(), np.int64, len(bias)),
         bias=np.fromiter(bias.values(), np.float32, len(bias)),
+        constraint=constraint,
         slot=slot,
     )
 
@@ -62,7 +67,7 @@ def unsampled(sequence_id: SequenceId) -> DeviceSequence:
     """A sequence that only logits are wanted of."""
     nothing = np.empty(0, dtype=np.int64)
     params = SamplingParams(seed=0, temperature=0.0)
-    return DeviceSequence(sequence_id, 0, params, True, 0, 0, nothing, nothing, nothing.astype(np.float32), None)
+    return DeviceSequence(sequence_id, 0, params, True, 0, 0, nothing, nothing, nothing.astype(np.float32), None, None)
 
 
 def seen_tokens(

@@ -23,6 +23,15 @@ MOST_LOGPROBS = 64
 """They are found one after the other."""
 
 
+class Masks(NamedTuple):
+    """Which tokens some of the rows may get."""
+
+    words: Tensor
+    """[masks, ceil(vocab_size / 32)] int32: bit t % 32 of word t // 32 for token t."""
+    rows: Tensor
+    """[rows] int32: each row's mask, -1 for a row that may get any token."""
+
+
 class Sampled(NamedTuple):
     tokens: Tensor
     """[rows] int64; 0 where the logits are not finite, or where a row has no slot."""
@@ -37,7 +46,13 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    logits: Tensor, slots: Tensor, table: SamplingTable, need: Need, *, work: "Workspace | None" = None
+    logits: Tensor,
+    slots: Tensor,
+    table: SamplingTable,
+    need: Need,
+    *,
+    masks: Masks | None = None,
+    work: "Workspace | None" = None,
 ) -> Sampled:
     """logits [rows, vocab_size] of any float type, rows may lie apart; slots [rows] int32: each row's place in the
     table, -1 for a row to be left out. No slot may be there twice. `need` must cover what the slots were assigned.
@@ -46,6 +61,9 @@ def sample(
     check_tensor("logits", logits, (None, table.vocab_size), ELEMENT_TYPES, device=table.device, row_stride=True)
     num_rows, vocab_size = logits.shape
     check_tensor("slots", slots, (num_rows,), (torch.int32,), device=table.device)
+    if masks is not None:
+        check_tensor("masks", masks.words, (None, -(-vocab_size // 32)), (torch.int32,), device=table.device)
+        check_tensor("rows of masks", masks.rows, (num_rows,), (torch.int32,), device=table.device)
     num_logprobs = need.num_logprobs
     require(num_logprobs is None or 0 <= num_logprobs <= min(MOST_LOGPROBS, vocab_size), f"{num_logprobs} logprobs")
     work = work or Workspace.for_rows(num_rows, vocab_size, need, table.device)
@@ -71,6 +89,8 @@ def sample(
         table.stop_ids,
         table.bias_ids,
         table.biases,
+        None if masks is None else masks.words,
+        None if masks is None else masks.rows,
         work.scores,
         work.peaks,
         work.peak_tokens,
@@ -80,6 +100,7 @@ def sample(
         work.histograms,
         vocab_size,
         logits.stride(0),
+        -(-vocab_size // 32),
         padded_size,
         **sizes,
         MAX_STOP_IDS=MAX_STOP_IDS,

@@ -1,4 +1,4 @@
-"""First pass of sampling over the logits: penalties, biases, forbidden tokens, and what each block knows of its row."""
+"""First pass of sampling over the logits: penalties, biases, what is forbidden, what each block knows of its row."""
 
 import triton.language as tl
 
@@ -16,6 +16,8 @@ def adjust(
     stop_ids,
     bias_ids,
     biases,
+    masks,
+    mask_rows,
     scores,
     peaks,
     peak_tokens,
@@ -25,6 +27,7 @@ def adjust(
     histograms,
     vocab_size,
     logits_stride,
+    mask_stride,
     padded_size,
     NUM_INTEGERS: tl.constexpr,
     NUM_FLOATS: tl.constexpr,
@@ -79,6 +82,11 @@ def adjust(
         for index in range(num_stop_ids):
             token = tl.load(stop_ids + slot * MAX_STOP_IDS + index)
             score = tl.where(tokens == token, -float("inf"), score)
+    if masks is not None:
+        mask_row = tl.load(mask_rows + row).to(tl.int64)
+        if mask_row >= 0:
+            words = tl.load(masks + mask_row * mask_stride + tokens // 32, mask=inside, other=0)
+            score = tl.where(((words >> (tokens % 32)) & 1) != 0, score, -float("inf"))
 
     peak, where = tl.max(score, axis=0, return_indices=True)
     tl.store(peaks + place, peak)

@@ -24,6 +24,8 @@ _TYPES = {
     "stop_ids": "*i32",
     "bias_ids": "*i32",
     "biases": "*fp32",
+    "masks": "*i32",
+    "mask_rows": "*i32",
     "scores": "*fp32",
     "peaks": "*fp32",
     "peak_tokens": "*i32",
@@ -44,6 +46,7 @@ _TYPES = {
     "top_logprobs": "*fp32",
     "vocab_size": "i32",
     "logits_stride": "i32",
+    "mask_stride": "i32",
     "padded_size": "i32",
     "num_blocks": "i32",
     "num_chunks": "i32",
@@ -62,15 +65,19 @@ _SIZES = {
 _OF_DRAWS = ("scores", "arrivals", "arrival_chunks")
 _OF_FILTERS = ("histograms", "prefixes", "targets", "floors")
 _OF_LOGPROBS = ("raw_sums", "chunk_peaks", "totals", "logprobs")
+_OF_GRAMMARS = ("masks", "mask_rows")
 _ALL = {"DRAWS": True, "FILTERS": True, "LOGPROBS": True}
 _GREEDY = {"DRAWS": False, "FILTERS": False, "LOGPROBS": False}
 
 
-def _specialization(name: str, kernel: Kernel, num_warps: int, constants: Mapping[str, Any]) -> Specialization:
+def _specialization(
+    name: str, kernel: Kernel, num_warps: int, constants: Mapping[str, Any], *, has_grammars: bool = False
+) -> Specialization:
     unused = [
         *(() if constants.get("DRAWS", True) else _OF_DRAWS),
         *(() if constants.get("FILTERS", True) else _OF_FILTERS),
         *(() if constants.get("LOGPROBS", True) else _OF_LOGPROBS),
+        *(() if has_grammars else _OF_GRAMMARS),
     ]
     known: dict[str, Any] = {**_SIZES, **constants, **dict.fromkeys(unused)}
     names: list[str] = kernel.arg_names
@@ -87,6 +94,7 @@ def _specialization(name: str, kernel: Kernel, num_warps: int, constants: Mappin
 SPECIALIZATIONS = [
     _specialization("sample: adjust[greedy]", adjust, 8, _GREEDY),
     _specialization("sample: adjust[all]", adjust, 8, _ALL),
+    _specialization("sample: adjust[all, grammars]", adjust, 8, _ALL, has_grammars=True),
     *(
         _specialization(
             f"sample: refine[{step}]", refine, REFINE_WARPS, {"STEP": step, "SHIFT": shift_of(step), "FILTERS": True}

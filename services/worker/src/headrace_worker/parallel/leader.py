@@ -44,6 +44,9 @@ class LeaderEngine:
         self._num_blocks_sent[admission.sequence_id] = len(admission.block_ids)
         self._engine.add(admission)
 
+    def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
+        return self._engine.is_ready(sequence_id, wait=wait)
+
     def remove(self, sequence_id: SequenceId) -> None:
         self._removed.append(sequence_id)
         del self._num_blocks_sent[sequence_id]

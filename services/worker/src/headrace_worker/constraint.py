@@ -1,0 +1,99 @@
+"""Which tokens a sequence with a grammar may get next."""
+
+from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+from numpy.typing import NDArray
+
+from headrace_shared.codec import unpack_ids
+from headrace_shared.grammars import GrammarError, Grammars
+from headrace_shared.messages import Admission, ModelCard
+
+
+class Constraint:
+    """Where one sequence stands in its grammar. `record` every token drawn for it. All but `is_ready` wait until the
+    grammar is compiled."""
+
+    def __init__(self, compiling: Future[LLMatcher]) -> None:
+        self._compiling = compiling
+        self._matcher: LLMatcher | None = None
+        self._problem: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._compiling.done()
+
+    def wait(self) -> bool:
+        """True, in the end."""
+        futures.wait([self._compiling])
+        return True
+
+    @property
+    def matcher(self) -> LLMatcher | None:
+        """None: there is a problem."""
+        if self._matcher is None and self._problem is None:
+            try:
+                self._matcher = self._compiling.result()
+            except GrammarError as error:
+                self._problem = str(error)
+        if self._matcher is not None and self._matcher.is_error():
+            self._problem = self._matcher.get_error()
+            self._matcher = None
+        return self._matcher
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no next token; None if there is one."""
+        return None if self.matcher is not None else self._problem
+
+    def record(self, token: int) -> None:
+        if (matcher := self.matcher) is not None:
+            matcher.consume_token(token)
+
+    def copy(self) -> "Constraint":
+        copied = copy(self)
+        copied._matcher = None if (matcher := self.matcher) is None else matcher.deep_copy()
+        return copied
+
+
+class Constraints:
+    """Compiles grammars in a thread of its own, so that a complex one holds up nobody else's tokens."""
+
+    def __init__(self, card: ModelCard, num_threads: int) -> None:
+        """`num_threads` compute masks."""
+        self._grammars = Grammars(card)
+        self._vocab_size = card.vocab_size
+        self._compiler: ThreadPoolExecutor | None = None
+        self._executor: LLExecutor | None = None
+        self._num_threads = num_threads
+
+    def of(self, admission: Admission) -> Constraint | None:
+        """Of a sequence that is admitted, behind the output that it has; None: it may get any token."""
+        grammar = admission.request.sampling.grammar
+        if not grammar:
+            return None
+        if self._compiler is None:
+            self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        return Constraint(self._compiler.submit(self._compile, grammar, unpack_ids(admission.output)))
+
+    def masks(self, constraints: Sequence[Constraint]) -> NDArray[np.int32]:
+        """int32 [constraints, ceil(vocab_size / 32)]: bit t % 32 of word t // 32 says whether token t may come next.
+        A row of a constraint that has a problem, or gets one by this, means nothing."""
+        bits: NDArray[np.int32] = allocate_token_bitmask(len(constraints), self._vocab_size)
+        able = [(matcher, row) for row, each in enumerate(constraints) if (matcher := each.matcher) is not None]
+        if able:
+            if self._executor is None:
+                self._executor = LLExecutor(self._num_threads)
+            fill_next_token_bitmask_par(self._executor, able, bits)
+        return bits
+
+    def _compile(self, grammar: str, output: Sequence[int]) -> LLMatcher:
+        matcher = self._grammars.compile(grammar)
+        if output:
+            matcher.consume_tokens(list(output))
+        return matcher

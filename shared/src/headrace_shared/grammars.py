@@ -1,0 +1,74 @@
+"""Grammars of structured output: read in one way by the router, which checks them, and the worker, which obeys them.
+
+A grammar is text in the form of the llguidance library, which keeps an Earley parser over a lexer of derivatives and
+tells at each step which tokens of the vocabulary may come next. Needs the extra `grammar`.
+"""
+
+from collections import OrderedDict
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from headrace_shared.errors import HeadraceError
+from headrace_shared.messages import ModelCard
+
+MAX_GRAMMAR_BYTES = 64 * 1024
+MAX_GRAMMAR_SYMBOLS = 20_000
+MAX_LEXER_STATES = 5_000
+MAX_STEP_ITEMS = 20_000
+"""Of the parser, in one step: a millisecond or so."""
+MAX_STEP_FUEL = 100_000
+"""Of the lexer, in one step: some milliseconds."""
+MAX_KNOWN = 64
+"""Compiled grammars that are kept."""
+
+
+class GrammarError(HeadraceError):
+    """The grammar is wrong or too complex. The message may quote it."""
+
+
+class Grammars:
+    """Of one model. Thread-safe. Compiling a grammar takes a millisecond, or much longer where it is complex; the first
+    one also reads the tokenizer, which takes some hundred."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self._card = card
+        self._tokenizer: LLTokenizer | None = None
+        self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """At the beginning of the text; the caller's own. Raises GrammarError."""
+        with self._lock:
+            known = self._known.get(grammar)
+            if known is not None:
+                self._known.move_to_end(grammar)
+                return known.deep_copy()
+            matcher = LLMatcher(self._read_tokenizer(), grammar, log_level=0, limits=_limits())
+            if matcher.is_error():
+                raise GrammarError(matcher.get_error())
+            self._known[grammar] = matcher
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+            return matcher.deep_copy()
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            card = self._card
+            try:
+                self._tokenizer = LLTokenizer(
+                    card.tokenizer.decode(), n_vocab=card.vocab_size, eos_token=list(card.eos_token_ids)
+                )
+            except ValueError as error:
+                raise GrammarError(f"this model's tokenizer cannot be used with grammars: {error}") from error
+        return self._tokenizer
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(
+        max_grammar_size=MAX_GRAMMAR_SYMBOLS,
+        max_lexer_states=MAX_LEXER_STATES,
+        step_max_items=MAX_STEP_ITEMS,
+        step_lexer_fuel=MAX_STEP_FUEL,
+        verbose_errors=False,  # they would show what a user wrote in logs
+    )
