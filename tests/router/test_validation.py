@@ -99,13 +99,12 @@ BAD: list[tuple[str, Any]] = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tools", []),
     ("tool_choice", "required"),
-    ("response_format", {"type": "json_object"}),
     ("suffix", "x"),
     ("best_of", 3),
     ("echo", True),
     ("functions", []),
     ("bad_words", ["x"]),
-    ("structured_outputs", {"regex": "a"}),
+    ("guided_json", {}),
     ("reasoning_effort", "high"),
     ("chat_template", "{{ 1 }}"),
     ("truncate_prompt_tokens", 5),
@@ -176,7 +175,7 @@ def test_logprobs_of_completions() -> None:
 
 
 def test_null_means_not_given() -> None:
-    names = [*ChatBody.model_fields, "tools", "tool_choice", "response_format", "echo", "suffix", "best_of", "audio"]
+    names = [*ChatBody.model_fields, "tools", "tool_choice", "echo", "suffix", "best_of", "audio"]
     nulls = {name: None for name in names if name not in ("model", "messages")}
     assert chat(**nulls) == chat()
     names = [*CompletionBody.model_fields, "echo", "suffix", "best_of"]

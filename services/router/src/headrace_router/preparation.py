@@ -4,9 +4,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from headrace_router.call_record import AnswerForm, form_of
+from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
 from headrace_router.prompt_size import PromptSize, size_of
@@ -51,8 +53,9 @@ class Prepared(NamedTuple):
 
 
 class Preparer:
-    def __init__(self, pool: PromptPool) -> None:
+    def __init__(self, pool: PromptPool, grammars: GrammarChecks) -> None:
         self._pool = pool
+        self._grammars = grammars
         self._unknown_fields: set[str] = set()
 
     def parse(self, endpoint: Endpoint, data: bytes) -> Parsed:
@@ -78,7 +81,11 @@ class Preparer:
 
         self._note_unknown(body)
         form = form_of(params, is_chat=parsed.endpoint is Endpoint.CHAT)
-        return Prepared(model, params, form, await self._pool.run(encode))
+        encoded = await self._pool.run(encode)
+        if params.form is not None:
+            grammar = await self._grammars.check(model.card, params.form)
+            params = params._replace(sampling=msgspec.structs.replace(params.sampling, grammar=grammar))
+        return Prepared(model, params, form, encoded)
 
     def _note_unknown(self, body: GenerationBody) -> None:
         for name in unknown_fields(body.model_extra or {}):

@@ -37,6 +37,27 @@ class StreamOptions(_Schema):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchema(_Schema):
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+    """Answers follow the schema in any case."""
+
+
+class ResponseFormat(_Schema):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Schema):
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: ListOf[str] | None = None
+    grammar: str | None = None
+
+
 class GenerationBody(_Schema):
     """What both endpoints take."""
 
@@ -52,6 +73,7 @@ class GenerationBody(_Schema):
     frequency_penalty: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
@@ -65,6 +87,9 @@ class GenerationBody(_Schema):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
     background: bool | None = None
     """Runs to its end, whether or not its client stays."""

@@ -18,6 +18,7 @@ from headrace_router.calls import Caller
 from headrace_router.cancellation import Canceller
 from headrace_router.gate import Gate
 from headrace_router.generation import Limits
+from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.inflight import InFlightTable
 from headrace_router.key_table import KeyTable
 from headrace_router.metrics import RouterMetrics
@@ -75,6 +76,7 @@ class RouterService:
         await keys.open(bus)
         accounts = Accounts(bus, router, Presence(router, time.monotonic))
         await accounts.open()
+        grammars = GrammarChecks()
         pool = PromptPool(settings.tokenizer_threads, settings.max_waiting_prompts)
         models = Models(time.monotonic)
         metrics = RouterMetrics(service.metrics)
@@ -94,7 +96,7 @@ class RouterService:
             bus=bus,
             router=router,
             models=models,
-            preparer=Preparer(pool),
+            preparer=Preparer(pool, grammars),
             gate=Gate(models),
             accounts=accounts,
             canceller=canceller,
@@ -141,6 +143,7 @@ class RouterService:
             await table.close()
             await accounts.close()
             pool.close()
+            await grammars.close()
 
     async def _until_done(
         self, service: Service, server: WebServer, serving: "asyncio.Task[None]", table: InFlightTable

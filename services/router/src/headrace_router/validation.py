@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from headrace_router.chat_messages import template_messages
 from headrace_router.chat_template import RESERVED_NAMES
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
+from headrace_router.structured_output import OutputForm, output_form
 from headrace_router.unsupported import refuse_unsupported
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import ModelCard, SamplingParams, StopParams
@@ -54,6 +55,8 @@ class ValidParams(NamedTuple):
     include_usage: bool
     continuous_usage: bool
     is_background: bool
+    form: OutputForm | None
+    """Of the answer; not known yet to make sense."""
 
 
 class ValidChat(NamedTuple):
@@ -175,6 +178,7 @@ def _validate(
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
         is_background=bool(body.background),
+        form=output_form(body),
     )
 
 

@@ -1,0 +1,117 @@
+"""The process in which clients' schemas and grammars are compiled for a first time: one that explodes takes this
+process with it, and nothing else.
+
+    python -m headrace_router.grammar_process
+
+Reads requests from standard input and writes replies to standard output, in turn, each behind its length.
+"""
+
+import resource
+import signal
+import struct
+import sys
+from collections import OrderedDict
+from typing import BinaryIO
+
+from llguidance import LLMatcher, grammar_from
+from msgspec import Struct
+
+from headrace_router.structured_output import FormKind
+from headrace_shared import codec
+from headrace_shared.errors import ProtocolError
+from headrace_shared.grammars import MAX_GRAMMAR_BYTES, GrammarError, Grammars
+from headrace_shared.messages import ModelCard
+from headrace_shared.tether import end_with_parent
+
+MAX_MEMORY_BYTES = 512 << 20
+"""Of address space."""
+MAX_MODELS = 8
+MAX_ERROR_CHARS = 500
+LENGTH = struct.Struct("<I")
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
+"""Between the tokens of JSON: small models would not find an end to it."""
+
+
+class Check(Struct, frozen=True, tag=True, kw_only=True):
+    """`kind` None: only read the model's tokenizer."""
+
+    key: str
+    """Of the model."""
+    card: ModelCard | None
+    """None: it was sent before."""
+    kind: FormKind | None
+    text: str
+
+
+class Verdict(Struct, frozen=True, tag=True, kw_only=True):
+    grammar: str
+    """Empty if there is a problem."""
+    problem: str
+
+
+class Checker:
+    def __init__(self) -> None:
+        self._models: OrderedDict[str, Grammars] = OrderedDict()
+
+    def check(self, request: Check) -> Verdict:
+        if request.card is not None:
+            self._models[request.key] = Grammars(request.card)
+            if len(self._models) > MAX_MODELS:
+                self._models.popitem(last=False)
+        grammars = self._models.get(request.key)
+        if grammars is None:
+            return Verdict(grammar="", problem="the model is not known")
+        try:
+            if request.kind is None:
+                grammars.compile(grammar_from("choice", '["a"]'))
+                return Verdict(grammar="", problem="")
+            grammar = grammar_of(request.kind, request.text)
+            matcher = grammars.compile(grammar)
+        except (GrammarError, ValueError) as error:
+            return Verdict(grammar="", problem=_first_lines(str(error)))
+        # What the first token may be is known only after a look at the whole vocabulary, which has limits of its own.
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            return Verdict(grammar="", problem=_first_lines(matcher.get_error()))
+        return Verdict(grammar=grammar, problem="")
+
+
+def grammar_of(kind: FormKind, text: str) -> str:
+    """Raises ValueError."""
+    if kind == "json":
+        grammar = LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+    else:
+        grammar = grammar_from(kind, text)
+    if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"it becomes larger than {MAX_GRAMMAR_BYTES} bytes")
+    return grammar
+
+
+def _first_lines(problem: str) -> str:
+    return problem.strip()[:MAX_ERROR_CHARS] or "it cannot be used"
+
+
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Until the requests end."""
+    checker = Checker()
+    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
+        data = requests.read(LENGTH.unpack(head)[0])
+        try:
+            verdict = checker.check(codec.decode(data, Check))
+        except ProtocolError:
+            return  # cut off in the middle
+        reply = codec.encode(verdict)
+        replies.write(LENGTH.pack(len(reply)) + reply)
+        replies.flush()
+
+
+def main() -> None:
+    end_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the router, which ends this one
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()
