@@ -77,7 +77,7 @@ async def test_openais_client_gets_its_type_back(system: Launched) -> None:
 
 
 async def test_neighbours_with_and_without_forms_do_not_change_each_other(client: httpx.AsyncClient) -> None:
-    plain = {"max_tokens": 24, "temperature": 0}
+    plain: dict[str, Any] = {"max_tokens": 24, "temperature": 0}
     alone = await ask(client, CHAT, "Name three rivers.", **plain)
     formed: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "structured_outputs": {"regex": DATE}}
     date = await ask(client, TEXT, "The first moon landing was on ", **formed)
