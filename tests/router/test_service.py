@@ -168,6 +168,7 @@ async def test_nothing_is_left_of_many_calls() -> None:
         body = {"model": MODEL, "prompt": "a"}
         await router.client.post("/v1/completions", json=body)
         before = len(asyncio.all_tasks())
+        num_subscriptions = len(router.broker.subscriptions)
 
         async def call(i: int) -> None:
             with contextlib.suppress(Exception):
@@ -179,7 +180,7 @@ async def test_nothing_is_left_of_many_calls() -> None:
         await until(lambda: not router.broker.streams["REQUESTS"].stored)
         await asyncio.sleep(1.5)
         assert len(asyncio.all_tasks()) - before < 40 + 5  # idle connections of the client
-        assert len(router.broker.subscriptions) < 10
+        assert len(router.broker.subscriptions) <= num_subscriptions
         await router.client.aclose()
 
 

@@ -37,6 +37,9 @@ from headrace_shared.messages import (
     SequenceSnapshot,
     Snapshot,
     StopParams,
+    Story,
+    StoryLine,
+    StoryQuery,
     Telemetry,
     TokenFrame,
     TokenLogprobs,
@@ -221,6 +224,12 @@ SAMPLES: dict[str, Struct] = {
     ),
     "FlightPart": FlightPart(
         scheduler=SchedulerId("scheduler-01234567"), chunk=7, part=1, num_parts=2, data=b"\x93\x01\x02\x03"
+    ),
+    "StoryQuery": StoryQuery(request_id=REQUEST.request_id, router=RouterId("router-01234567")),
+    "Story": Story(
+        request_id=REQUEST.request_id,
+        lines=(StoryLine(1_700_000_000.5, "scheduler-01234567", "placed", "placed on a worker", "worker-01234567"),),
+        problem="the recording is of another version",
     ),
     "Telemetry": Telemetry(
         service="worker", id="worker-01234567", state="ready", model="tiny", gauges={"num_running": 2.0}

@@ -19,6 +19,8 @@ Who says what to whom (subjects in `subjects.py`):
     scheduler -> operator   DeadRequest     what was given up because workers die of it, in a stream of its own
     scheduler -> scheduler  LossRecord      how often a request has lost its worker, in a bucket
     router    -> router     RouterLoad      which of its requests wait and run, twice a second
+    router    -> scheduler  StoryQuery      what became of a request, for a person who looks at it
+    scheduler -> router     Story
     anyone    -> everyone   Telemetry       figures, once a second
 
 Token ids travel packed, as unsigned 32-bit little-endian (`codec.pack_ids`).
@@ -506,6 +508,33 @@ class FlightPart(Struct, frozen=True, tag=True, kw_only=True):
     num_parts: int
     data: bytes
     """Readable by the version of the scheduler that wrote it."""
+
+
+class StoryQuery(Struct, frozen=True, tag=True, kw_only=True):
+    request_id: RequestId
+    router: RouterId
+    """Who wants to know."""
+
+
+class StoryLine(Struct, frozen=True, array_like=True):
+    """One thing that happened to a request. Nothing in it is the user's text."""
+
+    at: float
+    """Seconds since the epoch."""
+    scheduler: str
+    kind: str
+    """One word for programs; see the scheduler's `story.py`."""
+    text: str
+    worker: str = ""
+
+
+class Story(Struct, frozen=True, tag=True, kw_only=True):
+    """What all flight recordings know of a request, in the order of time."""
+
+    request_id: RequestId
+    lines: tuple[StoryLine, ...] = ()
+    problem: str = ""
+    """Why there are none, or not all."""
 
 
 ControlMessage = Adopt | Grant | DrainVerdict

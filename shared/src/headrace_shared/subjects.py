@@ -12,6 +12,8 @@
     progress.<scheduler>                  Progress, Snapshot
     workers.<model>.<worker>              Hello
     telemetry.<service>.<id>              Telemetry
+    stories.<scheduler>                   StoryQuery
+    told.<router>                         Story
     flight.<scheduler>                    FlightPart, kept by the stream FLIGHT: what the schedulers' cores saw and did
 
 Names that come from outside (models) pass through `subject_token`; ids of ours are hexadecimal or `<kind>-<hex>`.
@@ -184,6 +186,14 @@ def telemetry_subject(service: str, service_id: str) -> str:
 
 
 ALL_TELEMETRY = "telemetry.*.*"
+
+
+def story_query_subject(scheduler: SchedulerId) -> str:
+    return f"stories.{scheduler}"
+
+
+def story_subject(router: RouterId) -> str:
+    return f"told.{router}"
 
 
 def flight_subject(scheduler: SchedulerId) -> str:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from headrace_router.authentication import Authentication
 from headrace_router.bodies import ClientGone
+from headrace_router.dashboard.pages import make_dashboard_router
 from headrace_router.http_errors import error_response
 from headrace_router.routes import BODIES, SCHEMA_REF, Parts, make_router
 from headrace_shared.errors import BusError, InvalidRequest, RequestError
@@ -19,6 +20,8 @@ def make_app(parts: Parts) -> FastAPI:
     # No redirects: they would lead to whatever host the client named.
     app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(make_router(parts))
+    if parts.dashboard is not None:
+        app.include_router(make_dashboard_router(parts.dashboard))
     app.add_middleware(Authentication, door=parts.door, refused=parts.metrics.refused)
     document = app.openapi()
     _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)

@@ -17,6 +17,9 @@ from headrace_shared.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/live"})
 METRICS_PATH = "/metrics"
+PAGE_PATHS = frozenset({"/", "/dashboard"})
+PAGE_FILES = "/dashboard/static/"
+"""The live page's own files hold no data; what it shows, it asks for with a key."""
 IDENTITY = "headrace.identity"
 """Key of the scope."""
 
@@ -25,6 +28,7 @@ class Door(NamedTuple):
     keys: KeyTable
     open_metrics: bool
     limit_headers: Callable[[Identity], list[tuple[bytes, bytes]]]
+    has_pages: bool = False
 
 
 class Authentication:
@@ -33,10 +37,12 @@ class Authentication:
         self._app = app
         self._door = door
         self._open = OPEN_PATHS | ({METRICS_PATH} if door.open_metrics else set())
+        if door.has_pages:
+            self._open |= PAGE_PATHS
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open:
+        if scope["type"] != "http" or self._is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -57,6 +63,9 @@ class Authentication:
             await send(message)
 
         await self._app(scope, receive, send_with_limits)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open or (self._door.has_pages and path.startswith(PAGE_FILES))
 
 
 def identity_of(scope: Scope) -> Identity:

@@ -3,6 +3,7 @@
 import time
 
 from headrace_router.choices import Usage
+from headrace_router.dashboard.journal import CallNote, Journal
 from headrace_shared import telemetry
 from headrace_shared.telemetry import Metrics
 
@@ -10,6 +11,7 @@ from headrace_shared.telemetry import Metrics
 class RouterMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._registry = metrics
+        self.journal = Journal()
         self._requests = metrics.counter(telemetry.REQUESTS)
         self._refused = metrics.counter(telemetry.REQUESTS_REFUSED)
         self._in_flight = metrics.gauge(telemetry.REQUESTS_IN_FLIGHT)
@@ -53,24 +55,35 @@ class RouterMetrics:
 class CallMeter:
     """Measures one call from now on."""
 
-    def __init__(self, metrics: RouterMetrics, model: str, arrived_at: float, *, is_new: bool) -> None:
+    def __init__(
+        self, metrics: RouterMetrics, model: str, arrived_at: float, *, is_new: bool, note: CallNote | None = None
+    ) -> None:
         """`is_new`: not one that is continued, whose prompt and times were counted elsewhere."""
         self._metrics = metrics
         self._model = model
         self._arrived_at = arrived_at
         self._is_new = is_new
         self._first_token_s: float | None = None
+        self._note = note
         self.outcome = "cancelled"
         metrics.begun()
+
+    def queued(self) -> None:
+        if self._note is not None:
+            self._note.queued_at = time.monotonic()
 
     def on_token(self) -> None:
         if self._first_token_s is None:
             self._first_token_s = time.monotonic() - self._arrived_at
             if self._is_new:
                 self._metrics.first_token(self._model, self._first_token_s)
+            if self._note is not None:
+                self._metrics.journal.first_token(self._note, self._arrived_at + self._first_token_s)
 
     def ended(self, usage: Usage, num_told: int) -> None:
         """`num_told` of the answer's tokens were counted elsewhere."""
+        if self._note is not None:
+            self._note.end(time.monotonic(), self.outcome, usage)
         if self._is_new:
             self._metrics.ended(self._model, self.outcome, usage)
             seconds = time.monotonic() - self._arrived_at

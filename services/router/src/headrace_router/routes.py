@@ -13,6 +13,7 @@ from headrace_router.call import Call
 from headrace_router.call_options import HEADERS, LAST_EVENT_ID
 from headrace_router.call_response import CallResponse, ClientLimits
 from headrace_router.calls import Caller
+from headrace_router.dashboard.pages import Dashboard
 from headrace_router.http_errors import json_response
 from headrace_router.metrics import RouterMetrics
 from headrace_router.models import Models
@@ -37,6 +38,8 @@ class Parts(NamedTuple):
     limits: ClientLimits
     not_ready: Callable[[], str | None]
     door: Door
+    dashboard: Dashboard | None = None
+    """None: switched off."""
 
 
 def make_router(parts: Parts) -> APIRouter:

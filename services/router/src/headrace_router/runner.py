@@ -84,12 +84,16 @@ class Runner:
             if on_refusal is not None:
                 await on_refusal()
             raise
-        meter = CallMeter(self._metrics, plan.model.card.model, call.arrived_at, is_new=not plan.follows)
+        name, is_new = plan.model.card.model, not plan.follows
+        journal = self._metrics.journal
+        note = journal.begin(plan.request_id, call.identity.owner, name, call.arrived_at) if is_new else None
+        meter = CallMeter(self._metrics, name, call.arrived_at, is_new=is_new, note=note)
         is_queued = False
         try:
             with self._attached(plan):
                 async with generation:
                     is_queued = True
+                    meter.queued()
                     if generation.failure is not None and may_begin_anew and plan.told is None:
                         raise EndedWithoutAnswer
                     await self._answer(call, plan, generation, meter)

@@ -16,6 +16,7 @@ from headrace_router.call_response import ClientLimits
 from headrace_router.call_store import CallStore
 from headrace_router.calls import Caller
 from headrace_router.cancellation import Canceller
+from headrace_router.dashboard.assembly import start_dashboard
 from headrace_router.gate import Gate
 from headrace_router.generation import Limits
 from headrace_router.grammar_checks import GrammarChecks
@@ -116,8 +117,9 @@ class RouterService:
 
         body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
         limits = ClientLimits(body_limits, settings.send_timeout_s)
-        door = Door(keys, settings.open_metrics, accounts.headers)
-        app = make_app(Parts(caller, models, pool, metrics, limits, service.not_ready, door))
+        dashboard = start_dashboard(service, bus, models, metrics.journal) if settings.dashboard else None
+        door = Door(keys, settings.open_metrics, accounts.headers, has_pages=dashboard is not None)
+        app = make_app(Parts(caller, models, pool, metrics, limits, service.not_ready, door, dashboard))
         server = make_server(
             app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
         )
@@ -125,10 +127,11 @@ class RouterService:
         service.spawn(models.follow(bus), "models")
         service.spawn(accounts.run(), "accounts")
         service.spawn(attachments.run(), "attachments")
-        service.spawn(
-            service.report(bus, lambda: service.not_ready() or "ready", lambda: {NUM_IN_FLIGHT: float(len(table))}),
-            "telemetry",
-        )
+
+        def gauges() -> dict[str, float]:
+            return {NUM_IN_FLIGHT: float(len(table)), **metrics.journal.gauges(time.monotonic())}
+
+        service.spawn(service.report(bus, lambda: service.not_ready() or "ready", gauges), "telemetry")
         service.set_ready(not_ready)
         serving = asyncio.create_task(server.serve([listener]), name="web-server")
         host, port = listener.getsockname()[:2]

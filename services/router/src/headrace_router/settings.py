@@ -45,6 +45,8 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     cache_sharing: Literal["tenant", "all"] = "tenant"
     """Who shares cached prompts: callers of one tenant, or all. Shared ones answer faster, and by that tell who has
     asked the same before."""
+    dashboard: bool = True
+    """Serve the live page at /dashboard."""
     tokenizer_threads: Annotated[int, Meta(ge=1, le=256)] = 4
     """Threads that render templates and tokenize."""
     max_waiting_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
