@@ -5,6 +5,7 @@ import pytest
 
 from headrace_cli.plan import Plan, make_plan
 from headrace_cli.settings import UpSettings
+from headrace_shared.errors import ConfigError
 
 
 def plan(settings: UpSettings, environ: Mapping[str, str] | None = None, config: str = "") -> Plan:
@@ -31,14 +32,14 @@ def test_routers_take_ports_in_a_row() -> None:
 def test_scheduler_and_worker_agree_on_the_name() -> None:
     for settings, name in (
         (UpSettings(), "smollm2-135m"),
-        (UpSettings(model="/models/tiny.gguf"), "tiny"),
-        (UpSettings(model="org/model"), "org/model"),
-        (UpSettings(model="/models/tiny.gguf", served_name="mine"), "mine"),
+        (UpSettings(model=("/models/tiny.gguf",)), "tiny"),
+        (UpSettings(model=("org/model",)), "org/model"),
+        (UpSettings(model=("/models/tiny.gguf",), served_name="mine"), "mine"),
     ):
         made = plan(settings)
         assert made.schedulers[0].environ["HEADRACE_MODEL"] == name
         assert made.workers[0].environ["HEADRACE_SERVED_NAME"] == name
-        assert made.workers[0].environ["HEADRACE_MODEL"] == settings.model
+        assert made.workers[0].environ["HEADRACE_MODEL"] == settings.models[0].source
         assert made.workers[0].model == made.schedulers[0].model == name
 
 
@@ -76,3 +77,31 @@ def test_ranks_are_the_workers_business_and_count_as_processes() -> None:
     environ = plan(settings).workers[0].environ
     assert (environ["HEADRACE_TENSOR_PARALLEL"], environ["HEADRACE_PIPELINE_PARALLEL"]) == ("2", "3")
     assert settings.num_ranks == 6 and UpSettings().num_ranks == 1
+
+
+def test_several_models_each_with_its_workers_and_schedulers() -> None:
+    settings = UpSettings(model=("smollm2-135m", "org/large=3", "~/m.gguf"), schedulers=2, workers=1)
+    made = plan(settings)
+    assert [spec.model for spec in made.schedulers] == [
+        name for name in ("smollm2-135m", "org/large", "m") for _ in range(2)
+    ]
+    assert [spec.name for spec in made.schedulers] == [f"scheduler-{number}" for number in range(1, 7)]
+    assert [(spec.name, spec.model) for spec in made.workers] == [
+        ("worker-1", "smollm2-135m"),
+        ("worker-2", "org/large"),
+        ("worker-3", "org/large"),
+        ("worker-4", "org/large"),
+        ("worker-5", "m"),
+    ]
+    assert made.workers[1].environ["HEADRACE_MODEL"] == "org/large"
+    assert made.workers[4].environ["HEADRACE_SERVED_NAME"] == "m"
+    assert settings.num_workers == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "served_name"),
+    [((), ""), (("a", "x/y/a"), ""), (("a", "b"), "mine"), (("a=0",), ""), (("a=65",), ""), (("=2",), "")],
+)
+def test_models_that_make_no_sense_stop_the_start(model: tuple[str, ...], served_name: str) -> None:
+    with pytest.raises(ConfigError):
+        plan(UpSettings(model=model, served_name=served_name))

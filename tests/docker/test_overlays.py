@@ -47,6 +47,17 @@ def test_workers_of_the_gpu_overlay_reserve_a_gpu() -> None:
     assert worker["environment"]["HEADRACE_DEVICE"] == "cuda"
 
 
+def test_a_second_model_has_a_worker_and_a_scheduler_of_its_own() -> None:
+    services = composed("compose.models.yaml")
+    assert set(services) >= {*SERVICES, "worker-small", "scheduler-small"}
+    for first, second in (("worker", "worker-small"), ("scheduler", "scheduler-small")):
+        environment, other = services[first]["environment"], services[second]["environment"]
+        assert other["HEADRACE_SERVED_NAME"] == "small" != environment["HEADRACE_SERVED_NAME"]
+        assert other["HEADRACE_NATS_URL"] == environment["HEADRACE_NATS_URL"]
+        assert services[second]["read_only"] and services[second]["cap_drop"] == ["ALL"]
+        assert services[second]["depends_on"] == services[first]["depends_on"]
+
+
 @pytest.mark.parametrize("name", ["nats.conf", "cluster.conf"])
 def test_the_broker_accepts_its_configuration(name: str) -> None:
     config = Path(ROOT / "deploy" / "nats" / name)

@@ -107,7 +107,9 @@ def test_yaml_takes_native_values_and_text(tmp_path: Path) -> None:
 
 
 def test_flags_of_all_types() -> None:
-    settings = load(["--size=2k", "--ratio", "0", "--eager", "--names", "a, b,", "--mode", "fast", "--limit", "5"])
+    settings = load(
+        ["--size=2k", "--ratio", "0", "--eager", "--names", "a", "--names", "b,", "--mode", "fast", "--limit", "5"]
+    )
     assert settings == Example(size=2000, ratio=0.0, eager=True, names=("a", "b"), mode="fast", limit=5)
     assert load(["--no-eager"], {"HEADRACE_EAGER": "true"}).eager is False
 

@@ -45,7 +45,7 @@ def make_plan(
     }
 
     def specs(
-        service: str, count: int, own: Mapping[str, object], *, port: int = 0, model: str = ""
+        service: str, count: int, own: Mapping[str, object], *, port: int = 0, model: str = "", first: int = 1
     ) -> list[ProcessSpec]:
         made = []
         for index in range(count):
@@ -57,7 +57,7 @@ def make_plan(
             made.append(
                 ProcessSpec(
                     service=service,
-                    name=f"{service}-{index + 1}",
+                    name=f"{service}-{first + index}",
                     command=(sys.executable, "-m", f"headrace_{service}"),
                     environ=base | variables,
                     port=port + index if port else 0,
@@ -66,18 +66,22 @@ def make_plan(
             )
         return made
 
-    model = settings.model_name
     worker: dict[str, object] = {name: value for name in FORWARDED if (value := getattr(settings, name))}
     worker |= {
-        "model": settings.model if "/" not in settings.model else _absolute(settings.model),
-        "served_name": model,
         "kv_cache_bytes": settings.kv_cache_bytes,
-        "num_threads": settings.num_threads or max(1, num_cores // settings.workers),
+        "num_threads": settings.num_threads or max(1, num_cores // settings.num_workers),
     }
+    schedulers: list[ProcessSpec] = []
+    workers: list[ProcessSpec] = []
+    for source, model, num_workers in settings.models:
+        own = worker | {"model": _absolute(source) if "/" in source else source, "served_name": model}
+        first = len(schedulers) + 1
+        schedulers += specs("scheduler", settings.schedulers, {"model": model}, model=model, first=first)
+        workers += specs("worker", num_workers, own, model=model, first=len(workers) + 1)
     return Plan(
         routers=specs("router", settings.routers, {"host": settings.host}, port=settings.port),
-        schedulers=specs("scheduler", settings.schedulers, {"model": model}, model=model),
-        workers=specs("worker", settings.workers, worker, model=model),
+        schedulers=schedulers,
+        workers=workers,
         autoscalers=specs("autoscaler", int(settings.autoscaler), {}),
     )
 

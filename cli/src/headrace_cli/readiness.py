@@ -32,7 +32,8 @@ class Readiness:
         """Raises CommandError when nothing has moved for `start_timeout_s`, or generations keep failing."""
         await self._wait_for_services()
         for index in range(self._settings.routers):
-            await self._wait_for_generation(base_url(self._settings.host, self._settings.port + index))
+            for model in self._settings.models:
+                await self._wait_for_generation(base_url(self._settings.host, self._settings.port + index), model.name)
 
     async def _wait_for_services(self) -> None:
         moved_at, before = time.monotonic(), ""
@@ -61,11 +62,11 @@ class Readiness:
                 return False
         return True
 
-    async def _wait_for_generation(self, url: str) -> None:
+    async def _wait_for_generation(self, url: str, model: str) -> None:
         problem: str | None = ""
         for _ in range(MAX_REFUSALS):
-            problem = await generate(self._client, url, self._settings.model_name)
+            problem = await generate(self._client, url, model)
             if problem is None:
                 return
             await asyncio.sleep(REFUSAL_DELAY_S)
-        raise CommandError(f"{url} generates nothing: {problem}", "see the logs")
+        raise CommandError(f"{url} generates nothing with {model}: {problem}", "see the logs")

@@ -2,15 +2,26 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from headrace_shared.errors import ConfigError
 from headrace_shared.model_cards import served_name
 from headrace_shared.settings import Secret
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
+MAX_WORKERS = 64
 Count = Annotated[int, Meta(ge=1, le=64)]
+
+
+class UpModel(NamedTuple):
+    """One of the models to start."""
+
+    source: str
+    name: str
+    """In the API."""
+    num_workers: int
 
 
 class UpSettings(Struct, frozen=True, kw_only=True):
@@ -23,13 +34,14 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     schedulers: Count = 1
     """Number of scheduler processes."""
     workers: Count = 1
-    """Number of worker processes."""
+    """Number of worker processes of each model."""
     autoscaler: bool = True
     """Start the autoscaler as well."""
-    model: str = "smollm2-135m"
-    """Built-in name, checkpoint folder, GGUF file, or hub id."""
+    model: tuple[str, ...] = ("smollm2-135m",)
+    """Built-in name, checkpoint folder, GGUF file, or hub id; MODEL=N starts N workers of it. Repeat it for several
+    models."""
     served_name: str = ""
-    """Name of the model in the API; empty: derived from the model."""
+    """Name of the model in the API; empty: derived from the model. Not for several models."""
     device: str = ""
     """Where the workers compute: auto, cpu, cuda or cuda:N; empty: the worker's default."""
     dtype: Literal["", "auto", "float32", "bfloat16", "float16"] = ""
@@ -61,8 +73,29 @@ class UpSettings(Struct, frozen=True, kw_only=True):
         return max(1, self.tensor_parallel) * max(1, self.pipeline_parallel)
 
     @property
-    def model_name(self) -> str:
-        return self.served_name or served_name(self.model)
+    def models(self) -> tuple[UpModel, ...]:
+        """Raises ConfigError."""
+        if not self.model:
+            raise ConfigError("model", "must not be empty")
+        if self.served_name and len(self.model) > 1:
+            raise ConfigError("served_name", "is for one model only")
+        models = tuple(_parse_model(given, self.workers, self.served_name) for given in self.model)
+        if len({model.name for model in models}) < len(models):
+            raise ConfigError("model", "two of them have the same name")
+        return models
+
+    @property
+    def num_workers(self) -> int:
+        return sum(model.num_workers for model in self.models)
+
+
+def _parse_model(given: str, num_workers: int, name: str) -> UpModel:
+    source, equals, number = given.rpartition("=")
+    if not equals or not number.isdecimal():
+        return UpModel(given, name or served_name(given), num_workers)
+    if not source or not 1 <= int(number) <= MAX_WORKERS:
+        raise ConfigError("model", f"{given!r}: MODEL=N needs a model and 1 to {MAX_WORKERS} workers")
+    return UpModel(source, name or served_name(source), int(number))
 
 
 class PsSettings(Struct, frozen=True, kw_only=True):

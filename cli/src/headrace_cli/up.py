@@ -50,9 +50,9 @@ async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Disp
     data_dir = data_dir_of(settings.data_dir, settings.port, environ)
     check_ports(settings.host, range(settings.port, settings.port + settings.routers))
     check_data_dir(data_dir)
-    num_others = settings.routers + settings.schedulers + int(settings.autoscaler) + 1
+    num_others = settings.routers + settings.schedulers * len(settings.models) + int(settings.autoscaler) + 1
     kv_cache_bytes = 0 if settings.device.startswith("cuda") or settings.num_blocks else settings.kv_cache_bytes
-    num_ranks = settings.workers * settings.num_ranks
+    num_ranks = settings.num_workers * settings.num_ranks
     check_memory(needed_memory(num_ranks, num_others, kv_cache_bytes // settings.num_ranks), available_memory())
     with lock_data_dir(data_dir):
         logs = data_dir / "logs"
@@ -184,7 +184,7 @@ class _Instance:
                     f"{process.spec.name}: {', '.join(filter(None, (where, dtype)))}, KV cache for {tokens:,} tokens, "
                     f"context {hello.context:,}, at most {hello.max_sequences} sequences at a time"
                 )
-        say(f"Model: {settings.model_name}")
+        say(f"Model: {', '.join(model.name for model in settings.models)}")
         for index in range(settings.routers):
             url = base_url(settings.host, settings.port + index)
             say(f"API: {url}/v1   schema: {url}/openapi.json   metrics: {url}/metrics")
@@ -225,7 +225,7 @@ class _Instance:
             created=self._created,
             state=self._state,
             url=self._url,
-            model=self._settings.model_name,
+            model=", ".join(model.name for model in self._settings.models),
             processes=processes,
         )
         if state == self._written_state:

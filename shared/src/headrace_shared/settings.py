@@ -196,6 +196,8 @@ def _read_flags(fields: Mapping[str, _Field], argv: Sequence[str], prog: str, de
             parser.add_argument(field.flag + "-file", metavar="FILE", help=text.replace("%", "%%"))
         elif field.is_bool:
             parser.add_argument(field.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif get_origin(_plain(field.type)) is tuple:
+            parser.add_argument(field.flag, metavar="LIST", action="append", help=text)
         else:
             choices = _choices(field.type)
             metavar = "|".join(choices) if choices else _type_name(field.type).upper()
@@ -211,7 +213,9 @@ def _read_flags(fields: Mapping[str, _Field], argv: Sequence[str], prog: str, de
             key, "unknown flag" + _suggestion(key, known) if key.startswith("-") else "unexpected argument"
         )
     return {
-        name: _Given("--" + name.replace("_", "-"), value) for name, value in vars(parsed).items() if value is not None
+        name: _Given("--" + name.replace("_", "-"), ",".join(value) if isinstance(value, list) else value)
+        for name, value in vars(parsed).items()
+        if value is not None
     }
 
 
