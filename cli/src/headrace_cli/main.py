@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": "tell what became of a request",
     "record": "save what the schedulers have seen and done of late",
     "replay": "run such a recording again and compare every decision",
+    "sim-worker": "start workers that take a GPU's time and compute nothing",
     "doctor": "check whether this machine can run Headrace",
     "version": "print the version",
 }
@@ -30,7 +31,7 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """Runs one command; returns the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        lines = [f"  {name:8} {text}" for name, text in COMMANDS.items()]
+        lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
         sys.stdout.write(
             "usage: headrace COMMAND …\n\n" + "\n".join(lines) + "\n\n`headrace COMMAND --help` says more.\n"
         )
@@ -44,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_CONFIG
     try:
         # Imported only now, since each command pays for its own libraries.
-        command: Callable[[Sequence[str]], int] = import_module(f"headrace_cli.{name}_command").run
+        command: Callable[[Sequence[str]], int] = import_module(f"headrace_cli.{name.replace('-', '_')}_command").run
         return command(rest)
     except ConfigError as error:
         sys.stderr.write(f"headrace {name}: {error}\n")

@@ -17,6 +17,8 @@ FORWARDED = (
     "max_sequences",
     "tensor_parallel",
     "pipeline_parallel",
+    "gpu",
+    "gpu_model",
 )
 """Settings that the workers know under the same names, each with an empty or zero value for the worker's default."""
 
@@ -71,6 +73,8 @@ def make_plan(
         "kv_cache_bytes": settings.kv_cache_bytes,
         "num_threads": settings.num_threads or max(1, num_cores // settings.num_workers),
     }
+    if settings.sim:
+        worker["engine"] = "timing"
     schedulers: list[ProcessSpec] = []
     workers: list[ProcessSpec] = []
     for source, model, num_workers in settings.models:

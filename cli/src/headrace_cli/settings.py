@@ -60,6 +60,12 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     """Processes of each worker that share the work of every layer; 0: the worker's default."""
     pipeline_parallel: Annotated[int, Meta(ge=0, le=64)] = 0
     """Stages that each worker's layers are dealt out to; 0: the worker's default."""
+    sim: bool = False
+    """Workers that take a GPU's time and compute nothing: the answers mean nothing."""
+    gpu: str = ""
+    """With sim: the GPU whose time is taken, such as l4, a100, h100 or h200; empty: the worker's default."""
+    gpu_model: str = ""
+    """With sim: the model whose time is taken on that GPU; empty: the worker's default."""
     data_dir: str = ""
     """Where queue, logs and state are kept; empty: headrace/PORT below $XDG_DATA_HOME or ~/.local/share."""
     start_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 600.0

@@ -53,6 +53,8 @@ async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Disp
     num_others = settings.routers + settings.schedulers * len(settings.models) + int(settings.autoscaler) + 1
     kv_cache_bytes = 0 if settings.device.startswith("cuda") or settings.num_blocks else settings.kv_cache_bytes
     num_ranks = settings.num_workers * settings.num_ranks
+    if settings.sim:
+        num_ranks, num_others = 0, num_others + settings.num_workers
     check_memory(needed_memory(num_ranks, num_others, kv_cache_bytes // settings.num_ranks), available_memory())
     with lock_data_dir(data_dir):
         logs = data_dir / "logs"
@@ -178,7 +180,7 @@ class _Instance:
             if process.spec.service == "worker" and view.hello is not None:
                 hello = view.hello
                 tokens = hello.num_blocks * hello.block_size
-                where = "cuda" if view.gauges.get(IS_CUDA) else "cpu"
+                where = "cuda" if view.gauges.get(IS_CUDA) else "simulated" if settings.sim else "cpu"
                 dtype = f"{view.gauges[DTYPE_BITS]:.0f}-bit floats" if DTYPE_BITS in view.gauges else ""
                 say(
                     f"{process.spec.name}: {', '.join(filter(None, (where, dtype)))}, KV cache for {tokens:,} tokens, "

@@ -1,13 +1,15 @@
-"""`python -m headrace_worker`: one worker, until SIGTERM."""
+"""`python -m headrace_worker`: one worker (or several with a timing-model engine), until SIGTERM."""
 
 import sys
 
+from headrace_shared.errors import ConfigError
 from headrace_shared.service import Service, run_service
 from headrace_shared.service_bus import service_bus
 from headrace_shared.settings import load_settings_or_exit
 from headrace_worker.parallel.member_service import MemberService
 from headrace_worker.service import WorkerService
 from headrace_worker.settings import WorkerSettings
+from headrace_worker.timing.host import TimingHost
 
 
 def main() -> int:
@@ -16,6 +18,11 @@ def main() -> int:
     )
 
     async def body(service: Service) -> None:
+        if settings.engine == "timing":
+            await TimingHost(service, settings).run()
+            return
+        if settings.workers > 1:
+            raise ConfigError("workers", "several in one process only with engine timing")
         async with service_bus(service, settings) as bus:
             # Of a worker on several machines, only the first one's process is a worker to the others.
             kind = WorkerService if settings.node_rank == 0 else MemberService

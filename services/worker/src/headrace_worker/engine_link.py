@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -31,6 +32,27 @@ class EngineDied(HeadraceError):
         how = "closed its connection" if exit_code is None else f"ended with exit code {exit_code}"
         super().__init__(f"the engine process {how}")
         self.exit_code = exit_code
+
+
+class AnyLink(Protocol):
+    """An engine as the service sees it: a process, a group of them, or one that only takes their time."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, frame: Struct) -> None: ...
+
+    def send_bytes(self, data: bytes) -> None:
+        """An encoded frame. Raises EngineDied if the engine has stopped reading."""
+        ...
+
+    async def read(self) -> FromEngine:
+        """The next frame. Raises EngineDied, or another HeadraceError, at the end."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the engine. Idempotent."""
+        ...
 
 
 class EngineLink:

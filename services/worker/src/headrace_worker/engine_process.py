@@ -24,7 +24,6 @@ from headrace_shared.errors import ConfigError
 from headrace_shared.messages import (
     Admission,
     BlockId,
-    Grant,
     Request,
     RequestId,
     RouterId,
@@ -35,19 +34,18 @@ from headrace_shared.messages import (
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import (
     TOKENIZER_PART_BYTES,
-    Iteration,
     Load,
     Loaded,
     Loading,
     Refused,
-    Reset,
     ToEngine,
     TokenizerPart,
     framed,
     read_frames,
 )
 from headrace_worker.iteration import Engine, EngineFacts, Report
-from headrace_worker.loop import IterationLoop, StepResult
+from headrace_worker.loop import IterationLoop
+from headrace_worker.loop_frames import apply_frame, iteration_frame
 from headrace_worker.parallel.rank import Rank
 
 Loader = Callable[[EngineConfig, Report], Engine]
@@ -101,12 +99,12 @@ def _serve(engine: Engine, inbox: "queue.Queue[ToEngine]", outlet: Outlet) -> No
     loop = IterationLoop(engine)
     outlet.report("warming up", 0, 1)
     _warm_up(loop, engine.facts)
-    _announce(outlet, engine.facts)
+    announce(outlet, engine.facts)
     generation = 0
     while True:
         result = loop.step()
         if result is not None:
-            outlet.send(_iteration(result, generation))
+            outlet.send(iteration_frame(result, generation))
         generation = _take(inbox, loop, generation, wait=result is None)
 
 
@@ -118,16 +116,7 @@ def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, generation: int, 
         except queue.Empty:
             return generation
         wait = False
-        if isinstance(frame, Grant):
-            for admission in frame.admissions:
-                loop.admit(admission)
-            for extension in frame.extensions:
-                loop.extend(extension)
-            for sequence_id in frame.releases:
-                loop.release(sequence_id)
-        elif isinstance(frame, Reset):
-            loop.reset()
-            generation = frame.generation
+        generation = apply_frame(frame, loop, generation)
 
 
 def _warm_up(loop: IterationLoop, facts: EngineFacts) -> None:
@@ -154,23 +143,13 @@ def _warm_up(loop: IterationLoop, facts: EngineFacts) -> None:
         raise RuntimeError("warm-up generated nothing")
 
 
-def _announce(outlet: Outlet, facts: EngineFacts) -> None:
+def announce(outlet: Outlet, facts: EngineFacts) -> None:
+    """Tells the tokenizer, in parts, and the rest of the facts."""
     tokenizer = facts.card.tokenizer
     for start in range(0, len(tokenizer), TOKENIZER_PART_BYTES):
         outlet.send(TokenizerPart(data=tokenizer[start : start + TOKENIZER_PART_BYTES]))
     card = msgspec.structs.replace(facts.card, tokenizer=b"")
     outlet.send(Loaded(**{**facts._asdict(), "card": card}))
-
-
-def _iteration(result: StepResult, generation: int) -> Iteration:
-    return Iteration(
-        generation=generation,
-        num_iterations=result.num_iterations,
-        rows=tuple(result.sequences),
-        released=tuple(result.released),
-        num_prefill_tokens=result.num_prefill_tokens,
-        elapsed_s=result.elapsed_s,
-    )
 
 
 def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine]") -> None:

@@ -9,7 +9,7 @@ it leaves and exits non-zero: its scheduler places the sequences elsewhere, a su
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -24,7 +24,7 @@ from headrace_shared.service import Service
 from headrace_shared.subjects import TOKENS, grants_subject, hello_subject
 from headrace_shared.tasks import end
 from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, TokenizerPart
-from headrace_worker.engine_link import EngineDied, EngineLink
+from headrace_worker.engine_link import AnyLink, EngineDied
 from headrace_worker.log_watch import LogWatch
 from headrace_worker.mirror import Mirror
 from headrace_worker.parallel.leader_node import LeaderNode
@@ -52,8 +52,15 @@ class WorkerService:
     """One worker process on a connected bus. `run` returns when it has drained."""
 
     def __init__(
-        self, service: Service, bus: Bus, settings: WorkerSettings, clock: Callable[[], float] = time.monotonic
+        self,
+        service: Service,
+        bus: Bus,
+        settings: WorkerSettings,
+        clock: Callable[[], float] = time.monotonic,
+        start: Callable[[WorkerSettings], Awaitable[AnyLink]] = start_engine,
     ) -> None:
+        """`start`: how an engine on this machine is started."""
+        self._start = start
         self._service = service
         self._bus = bus
         self._settings = settings
@@ -79,13 +86,13 @@ class WorkerService:
             self._service.report(self._bus, lambda: self._state.value, self._gauges, self._model), "telemetry"
         )
         if self._settings.num_nodes == 1:
-            await self._run_engine(await start_engine(self._settings))
+            await self._run_engine(await self._start(self._settings))
             return
         async with LeaderNode(self._service, self._bus, self._settings, lambda: self._failure) as node:
             if await self._unless_draining(node.assemble()):
                 await self._run_engine(await node.start_ranks())
 
-    async def _run_engine(self, link: EngineLink | RankGroup) -> None:
+    async def _run_engine(self, link: AnyLink) -> None:
         log.info("engine started", pid=link.pid)
         try:
             if await self._unless_draining(self._prepare(link)):
@@ -94,7 +101,7 @@ class WorkerService:
             self._set_state(WorkerState.LEAVING)
             await link.close()
 
-    async def _prepare(self, link: EngineLink | RankGroup) -> None:
+    async def _prepare(self, link: AnyLink) -> None:
         card = await self._load(link)
         await self._store_card(card)
         await self._bus.ensure_stream(TOKENS)
@@ -112,7 +119,7 @@ class WorkerService:
             await end(task)
             await end(stop)
 
-    async def _load(self, link: EngineLink | RankGroup) -> ModelCard:
+    async def _load(self, link: AnyLink) -> ModelCard:
         link.send(Load(config=self._settings.engine_config()))
         tokenizer = bytearray()
         stage_since = self._clock()
@@ -150,7 +157,7 @@ class WorkerService:
                 log.warning("model card not stored yet", error=str(error))
                 await asyncio.sleep(_RETRY_S)
 
-    async def _serve(self, link: EngineLink | RankGroup) -> None:
+    async def _serve(self, link: AnyLink) -> None:
         assert self._facts is not None, "served before it was loaded"
         is_in_cluster = self._settings.nats_replicas > 1
         session = Session(
@@ -195,7 +202,7 @@ class WorkerService:
             self._failure = str(error) or type(error).__name__
             raise
 
-    async def _read(self, link: EngineLink | RankGroup, session: Session) -> None:
+    async def _read(self, link: AnyLink, session: Session) -> None:
         while True:
             frame = await link.read()
             if isinstance(frame, Iteration):

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from headrace_shared.settings import CommonSettings
 from headrace_worker.config import EngineConfig
+from headrace_worker.timing.settings import TimingSettings
 
 
-class WorkerSettings(CommonSettings, frozen=True, kw_only=True):
+class WorkerSettings(TimingSettings, frozen=True, kw_only=True):
     model: str = "smollm2-135m"
     """Built-in name, checkpoint folder, GGUF file, or hub id."""
     served_name: str = ""
