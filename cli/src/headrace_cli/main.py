@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": "tell what became of a request",
     "record": "save what the schedulers have seen and done of late",
     "replay": "run such a recording again and compare every decision",
+    "simulate": "run a fleet's day under several scaling policies, in minutes",
     "sim-worker": "start workers that take a GPU's time and compute nothing",
     "doctor": "check whether this machine can run Headrace",
     "version": "print the version",

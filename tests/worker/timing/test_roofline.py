@@ -26,7 +26,7 @@ def test_one_sequence_decodes_as_fast_as_the_weights_are_read() -> None:
 def test_a_prompt_takes_its_operations() -> None:
     model = roofline()
     seconds = model.iteration_s(work_of([(0, 2048)])) - OVERHEAD_S
-    assert seconds == pytest.approx(2 * 8.03e9 * 2048 / (989e12 * 0.6), rel=0.03)
+    assert seconds == pytest.approx(2 * 8.03e9 * 2048 / (989e12 * 0.6), rel=0.05)  # and a little attention
 
 
 def test_attention_makes_later_chunks_of_a_prompt_slower() -> None:
@@ -41,15 +41,18 @@ def test_a_batch_decodes_more_tokens_in_about_the_same_time_until_its_cache_is_w
     assert many < 1.2 * one and long > 2 * many
 
 
-def test_saturated_throughput_is_that_of_real_engines() -> None:
-    """About 5,300 tokens a second is reported for vLLM with this model on an H100 and prompts of 1,024 tokens, answers
-    of 128; the model leaves out the host's work, so it may be somewhat faster."""
-    model = roofline()
-    num_sequences, prompt, answer = 128, 1024, 128
-    decode_s = model.iteration_s(work_of(decoding(num_sequences, prompt + answer // 2)))
-    prefill_s = model.iteration_s(work_of([(0, prompt)]))
-    tokens_per_s = num_sequences * answer / (answer * decode_s + num_sequences * prefill_s)
-    assert 3_000 < tokens_per_s < 8_000
+def test_throughput_is_about_that_of_a_real_engine() -> None:
+    """A published sweep of vLLM with this model on an A100 of 40 GB, 1,024 tokens in and 128 out: about 75 tokens a
+    second alone, and 6.6 times that with eight at a time."""
+    model = roofline("a100-40g")
+
+    def tokens_per_s(num_sequences: int) -> float:
+        decode_s = model.iteration_s(work_of(decoding(num_sequences, 1088)))
+        prefill_s = model.iteration_s(work_of([(0, 1024)]))
+        return num_sequences * 128 / (128 * decode_s + num_sequences * prefill_s)
+
+    assert 60 < tokens_per_s(1) < 85
+    assert 5 < tokens_per_s(8) / tokens_per_s(1) < 7.5
 
 
 def test_more_gpus_are_faster_but_not_so_many_times() -> None:
