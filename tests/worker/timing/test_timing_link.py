@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from headrace_shared.errors import ConfigError
 from headrace_shared.messages import BlockId, Extension, Grant, ModelCard, SequenceId, WorkerId
@@ -85,6 +86,24 @@ async def test_an_answer_takes_the_time_of_the_gpu_and_has_the_tokens_of_its_req
         assert tokens == [stream.token(index) for index in range(40)]
         assert 0.25 < elapsed_s < 0.4  # a thousand tokens of prompt, then 39 readings of 16 GB
         assert elapsed_s - 0.02 < took_s < elapsed_s + 10
+    finally:
+        await link.close()
+
+
+async def test_what_must_follow_a_grammar_fails_alone() -> None:
+    link = started(WorkerSettings(engine="timing", gpu_model="llama-3.2-1b"))
+    try:
+        await until(link, Loaded)
+        plain, constrained = (admission(number, [5, 6], range(4), max_tokens=20) for number in (1, 2))
+        sampling = replace(constrained.request.sampling, grammar="%llguidance {}")
+        constrained = replace(constrained, request=replace(constrained.request, sampling=sampling))
+        link.send(grant(admissions=(plain, constrained)))
+        errors: dict[int, str | None] = {}
+        while len(errors) < 2:
+            frame = await link.read()
+            assert isinstance(frame, Iteration)
+            errors |= {row.sequence_id: row.error for row in frame.rows if row.finish or row.error}
+        assert errors[1] is None and errors[2] == "A simulated worker gives no text that follows a grammar."
     finally:
         await link.close()
 

@@ -7,6 +7,8 @@ from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.timing.roofline import Roofline, work_of
 from headrace_worker.timing.tokens import TokenStream
 
+NO_GRAMMAR = "A simulated worker gives no text that follows a grammar."
+
 
 class TimingEngine:
     """Never waits: `elapsed_s` is the engine's own clock, which each iteration advances by what it takes."""
@@ -33,6 +35,9 @@ class TimingEngine:
     def add(self, admission: Admission) -> None:
         self._sequences[admission.sequence_id] = _Sequence(admission, self._facts.card.vocab_size, self._mean_tokens)
 
+    def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
+        return True
+
     def remove(self, sequence_id: SequenceId) -> None:
         self._sequences.pop(sequence_id, None)
 
@@ -49,7 +54,7 @@ class TimingEngine:
 
 
 class _Sequence:
-    __slots__ = ("_logprobs", "_num_prompt", "_sequence_id", "_stream")
+    __slots__ = ("_error", "_logprobs", "_num_prompt", "_sequence_id", "_stream")
 
     def __init__(self, admission: Admission, vocab_size: int, mean_tokens: int) -> None:
         request = admission.request
@@ -57,10 +62,13 @@ class _Sequence:
         self._num_prompt = len(request.prompt) // 4
         self._stream = TokenStream(request, admission.choice, vocab_size, mean_tokens)
         self._logprobs = request.sampling.num_logprobs
+        self._error = NO_GRAMMAR if request.sampling.grammar else None
 
     def sample(self, position: int) -> SampledToken:
         """The token at `position` of the whole sequence. Nothing else could have been sampled: its probability is 1."""
         token = self._stream.token(position - self._num_prompt)
+        if self._error is not None:
+            return SampledToken(self._sequence_id, token, error=self._error)
         if self._logprobs is None:
             return SampledToken(self._sequence_id, token)
         top = (TopLogprob(token, 0.0),) if self._logprobs else ()

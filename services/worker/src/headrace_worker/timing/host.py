@@ -49,10 +49,10 @@ class TimingHost:
                 group.create_task(self._keep_apart(worker), name=worker.id)
         drain.cancel()
         if self._failures:
-            worker, error = self._failures[-1]
+            failed, error = self._failures[-1]
             if isinstance(error, ConfigError):
                 raise error  # the same for each of them
-            last = f"{worker}: {error or 'see its log'}"
+            last = f"{failed}: {error or 'see its log'}"
             raise WorkersFailed(f"{len(self._failures)} of {len(workers)} workers failed, the last one {last}")
 
     async def _run_worker(self, service: Service) -> None:
