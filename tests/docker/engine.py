@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache" / "headrace" / "docker-tests"
@@ -68,28 +69,56 @@ def why_unavailable() -> str | None:
     return None
 
 
+class Engine:
+    """A Docker engine that answers."""
+
+    def __init__(self, log: IO[str] | None) -> None:
+        self._log = log
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Started here, so that tests may stop it."""
+        return self._log is not None
+
+    def start(self) -> None:
+        """Raises CommandError with the end of the daemon's log."""
+        assert self._log is not None, "it runs already"
+        self._daemon = subprocess.Popen(
+            ["dockerd"], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+        try:
+            _wait_until_it_answers(self._daemon)
+        except CommandError as error:
+            self._log.seek(0)
+            error.add_note(f"dockerd's log ends: {_tail(self._log.read())}")
+            raise
+
+    def stop(self) -> None:
+        if self._daemon is None:
+            return
+        self._daemon.terminate()
+        try:
+            self._daemon.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._daemon.kill()
+            self._daemon.wait()
+        self._daemon = None
+
+
 @contextlib.contextmanager
-def running_engine() -> Iterator[None]:
+def running_engine() -> Iterator[Engine]:
     """An engine that answers; one that was started for this is stopped at the end. Its images and layers stay."""
     if succeeds(["docker", "info"]):
-        yield
+        yield Engine(None)
         return
     with tempfile.TemporaryFile("w+") as log:
-        daemon = subprocess.Popen(["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        engine = Engine(log)
         try:
-            _wait_until_it_answers(daemon)
-            yield
-        except CommandError as error:
-            log.seek(0)
-            error.add_note(f"dockerd's log ends: {_tail(log.read())}")
-            raise
+            engine.start()
+            yield engine
         finally:
-            daemon.terminate()
-            try:
-                daemon.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            engine.stop()
 
 
 def compose_command() -> list[str]:

@@ -1,0 +1,66 @@
+"""The stack for Swarm is docker-compose.yml in the other format: what is the same in both must stay so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SWARM = yaml.safe_load((ROOT / "deploy/compose.swarm.yaml").read_text())
+NAMES = sorted(COMPOSE["services"])
+
+ONLY_COMPOSE = {"HEADRACE_GPUS"}
+"""Swarm hands out GPUs itself."""
+ONLY_SWARM = {"HEADRACE_SERVICE_ID", "HEADRACE_SWARM"}
+DIFFERENT = {"HEADRACE_DRIVER", "HEADRACE_PROJECT"}
+
+
+def pair(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return COMPOSE["services"][name], SWARM["services"][name]
+
+
+def test_both_have_the_same_services_networks_and_volumes() -> None:
+    unprofiled = {"", "autoscale"}
+    expected = [name for name in NAMES if set(COMPOSE["services"][name].get("profiles", [""])) <= unprofiled]
+    assert sorted(SWARM["services"]) == expected
+    assert set(SWARM["networks"]) == set(COMPOSE["networks"])
+    for name, network in SWARM["networks"].items():
+        assert network.get("internal", False) == COMPOSE["networks"][name].get("internal", False), name
+    assert set(SWARM["volumes"]) <= set(COMPOSE["volumes"])
+
+
+@pytest.mark.parametrize("name", sorted(SWARM["services"]))
+def test_services_are_the_same(name: str) -> None:
+    compose, swarm = pair(name)
+    for key in ("networks", "read_only", "cap_drop", "stop_grace_period", "logging", "user", "entrypoint"):
+        assert swarm.get(key) == compose.get(key), key
+    limits = swarm["deploy"]["resources"]["limits"]
+    assert (limits["memory"], limits["pids"]) == (compose["mem_limit"], compose["pids_limit"])
+
+
+@pytest.mark.parametrize("name", sorted(SWARM["services"]))
+def test_settings_are_the_same(name: str) -> None:
+    compose, swarm = (service.get("environment", {}) for service in pair(name))
+    assert set(swarm) - ONLY_SWARM == set(compose) - ONLY_COMPOSE
+    for key in set(swarm) & set(compose) - DIFFERENT:
+        assert swarm[key] == compose[key], key
+
+
+def test_what_the_autoscaler_reads_is_there() -> None:
+    worker = SWARM["services"]["worker"]
+    assert worker["deploy"]["labels"] == {"com.headrace.role": "worker"}
+    assert worker["environment"]["HEADRACE_SERVICE_ID"] == "worker-{{.Task.ID}}"
+    assert worker["deploy"]["restart_policy"] == {"condition": "on-failure"}, "who has drained is not started again"
+
+
+def test_only_the_proxy_has_the_engines_socket() -> None:
+    for file in (COMPOSE, SWARM):
+        with_socket = [
+            name for name, service in file["services"].items() if "docker.sock" in str(service.get("volumes"))
+        ]
+        assert with_socket == ["docker-proxy"]
+        assert file["services"]["docker-proxy"]["networks"] == ["engine"]
+        on_engine = {name for name, service in file["services"].items() if "engine" in str(service.get("networks"))}
+        assert on_engine == {"docker-proxy", "autoscaler"}, "nobody else reaches it"
