@@ -189,7 +189,7 @@ CREATIONS: dict[str, dict[str, Any]] = {
     "capabilities": {"CapAdd": ["SYS_ADMIN"]},
     "a device": {"Devices": [{"PathOnHost": "/dev/null", "PathInContainer": "/x", "CgroupPermissions": "rwm"}]},
     "no seccomp": {"SecurityOpt": ["seccomp=unconfined"]},
-    "no limits": {"Memory": 0, "PidsLimit": 0},
+    "no limits": {"Memory": 0, "MemorySwap": 0, "PidsLimit": 0},
 }
 
 

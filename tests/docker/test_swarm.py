@@ -19,6 +19,8 @@ from tests.docker.toy_project import MODEL, SCRIPT, running_proxy, toy_service
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 STACK = "headrace-swarm"
+FILE_STACK = "headrace-swarm-file"
+"""Another: networks of the first may still be on their way out."""
 SERVICE = f"{STACK}_worker"
 
 
@@ -33,6 +35,12 @@ def swarm(engine: Engine) -> Iterator[None]:
         yield
     finally:
         run(["docker", "swarm", "leave", "--force"])
+        # What Swarm was still removing stays when its node leaves.
+        for container in run(["docker", "ps", "--all", "--quiet", "--filter", "label=com.docker.swarm.task"]).split():
+            run(["docker", "rm", "--force", container])
+        for network in run(["docker", "network", "ls", "--format", "{{.Name}}"]).split():
+            if network.startswith((STACK, "docker_gwbridge")):
+                run(["docker", "network", "rm", network])
 
 
 @pytest.fixture
@@ -102,9 +110,10 @@ async def test_replicas_come_and_go_as_workers(stack: None) -> None:
         # One that has drained over the bus leaves by itself, and only then is its replica taken away.
         run(["docker", "kill", "--signal", "TERM", _container_of(left)])
         async with asyncio.timeout(60):
-            while {found.key: found.state for found in await driver.instances()}.get(
-                left.key
-            ) is not InstanceState.EXITED:
+            while True:
+                states = {found.key: found.state for found in await driver.instances()}
+                if states.get(left.key) is InstanceState.EXITED:
+                    break
                 await asyncio.sleep(0.2)
         await driver.stop(left, 0)
         await driver.stop(left, 0)
@@ -127,11 +136,11 @@ def test_the_stack_file_deploys_as_it_is(swarm: None) -> None:
                 "never",
                 "--compose-file",
                 ROOT / "deploy/compose.swarm.yaml",
-                STACK,
+                FILE_STACK,
             ]
         )
-        listed = run(["docker", "stack", "services", "--format", "{{.Name}} {{.Replicas}}", STACK]).splitlines()
-        wanted = {line.split()[0].removeprefix(f"{STACK}_"): line.split()[1].partition("/")[2] for line in listed}
+        listed = run(["docker", "stack", "services", "--format", "{{.Name}} {{.Replicas}}", FILE_STACK]).splitlines()
+        wanted = {line.split()[0].removeprefix(f"{FILE_STACK}_"): line.split()[1].partition("/")[2] for line in listed}
         assert wanted == {
             "nats": "1",
             "router": "2",
@@ -141,7 +150,7 @@ def test_the_stack_file_deploys_as_it_is(swarm: None) -> None:
             "docker-proxy": "1",
         }
     finally:
-        run(["docker", "stack", "rm", STACK])
+        run(["docker", "stack", "rm", FILE_STACK])
 
 
 def _container_of(instance: Instance) -> str:
