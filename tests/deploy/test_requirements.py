@@ -38,7 +38,7 @@ def test_extras_that_one_distribution_asks_of_another_are_needed(tmp_path: Path)
 
 @pytest.mark.parametrize("service", ["router", "scheduler", "worker", "autoscaler"])
 def test_every_service_has_a_list(service: str) -> None:
-    script = [sys.executable, ROOT / "deploy/docker/requirements.py", "shared", f"services/{service}"]
+    script = [sys.executable, str(ROOT / "deploy/docker/requirements.py"), "shared", f"services/{service}"]
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert "msgspec" in done.stdout.split()
     assert "headrace" not in done.stdout
