@@ -10,6 +10,7 @@ import time
 import openai
 import pytest
 
+from headrace_router.capacities import Capacities
 from headrace_router.models import Models
 from headrace_router.settings import RouterSettings
 from headrace_router.tokenization import TextEncoder
@@ -35,7 +36,7 @@ async def test_health_follows_the_workers() -> None:
 async def test_a_worker_whose_model_is_not_known_yet_makes_nothing_ready() -> None:
     """A worker may be heard of before its card is read: whoever asks then would get a 503."""
     async with running_router(says("ok")) as router:
-        models = Models(time.monotonic)
+        models = Models(time.monotonic, Capacities())
         following = asyncio.create_task(models.follow(MemoryBus(router.broker), build=_never_built))
         await asyncio.sleep(0.3)
         assert models.all() == [] and models.num_ready_workers() == 0

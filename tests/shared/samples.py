@@ -218,7 +218,7 @@ SAMPLES: dict[str, Struct] = {
     "RouterLoad": RouterLoad(
         router=RouterId("router-01234567"),
         model="tiny",
-        waiting=(WaitingGroup(0, 41, 3, 4, 700, 96),),
+        waiting=(WaitingGroup(0, 41, 3, 4, 700, 96, "acme", 2.0),),
         running=(RunningGroup(2, 60),),
         promises=b"\x01\x02\x03\x04\x05\x06\x07\x08",
     ),

@@ -108,11 +108,15 @@ class ModelNotFound(RequestError):
 
 
 class Overloaded(RequestError):
-    """Refused for now. `retry_after_s` is an honest guess, at most 120."""
+    """Refused for now. `retry_after_s` is an honest guess, at most 120. `status`: the HTTP status, where the operator
+    has chosen one."""
 
-    def __init__(self, message: str, *, retry_after_s: float, code: str = "overloaded") -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float, code: str = "overloaded", status: int | None = None
+    ) -> None:
         super().__init__(message, code=code)
         self.retry_after_s = retry_after_s
+        self.status = status
 
 
 class LimitReached(Overloaded):

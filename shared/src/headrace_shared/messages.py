@@ -464,7 +464,7 @@ class Telemetry(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class WaitingGroup(Struct, frozen=True, array_like=True):
-    """Neighbours among one router's requests that have no token yet, in the order of (rank, stream sequence)."""
+    """Neighbours among one router's requests that have no token yet, next to each other in rank and flow."""
 
     rank: int
     """Lower ones are served first (lanes, classes)."""
@@ -476,6 +476,9 @@ class WaitingGroup(Struct, frozen=True, array_like=True):
     """Over all of them; each prompt once."""
     output_tokens: int
     """Expected, over all choices."""
+    flow: str = ""
+    """Within a rank, flows share by weight; each is served in the order of the stream."""
+    weight: float = 1.0
 
 
 class RunningGroup(Struct, frozen=True, array_like=True):
@@ -495,7 +498,7 @@ class RouterLoad(Struct, frozen=True, tag=True, kw_only=True):
     waiting: tuple[WaitingGroup, ...] = ()
     running: tuple[RunningGroup, ...] = ()
     promises: bytes = b""
-    """New promises to clients that were refused: digests of PROMISE_BYTES bytes (see the router's `promises.py`)."""
+    """New promises to clients that were refused: a digest of 8 bytes and tenths of a second, 16 bits, for each."""
 
 
 class FlightPart(Struct, frozen=True, tag=True, kw_only=True):

@@ -284,7 +284,7 @@ def _parse(field: _Field, given: _Given) -> Any:
     shown = "" if field.is_secret else f", not {value!r}"
     try:
         if isinstance(value, str):
-            if plain is int:
+            if plain is int or (get_origin(plain) is Literal and isinstance(get_args(plain)[0], int)):
                 value = parse_int(value)
             elif plain is bool:
                 value = _BOOLEANS[value.lower()]

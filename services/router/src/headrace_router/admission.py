@@ -37,10 +37,12 @@ def retry_after(seconds: float) -> float:
     return min(MAX_RETRY_AFTER_S, seconds * random.uniform(1.0, 2.0))
 
 
-def refusal(error: BusError) -> Overloaded:
+def refusal(error: BusError, queue_full_status: int | None = None) -> Overloaded:
     """What a client is told when its request could not be queued."""
     if isinstance(error, QueueFull):
-        return Overloaded("The queue is full.", retry_after_s=retry_after(5.0), code="queue_full")
+        return Overloaded(
+            "The queue is full.", retry_after_s=retry_after(5.0), code="queue_full", status=queue_full_status
+        )
     if isinstance(error, BusUnavailable):
         return Overloaded("The request queue cannot be reached.", retry_after_s=retry_after(2.0), code="unavailable")
     return Overloaded("The request could not be queued.", retry_after_s=retry_after(1.0), code="unavailable")

@@ -3,16 +3,18 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 import structlog
 from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
-from headrace_router import sse
+from headrace_router import queue_reports, sse
 from headrace_router.call_record import AnswerForm
 from headrace_router.choices import ChoiceDelta, Delta
 from headrace_router.generation import Generation
 from headrace_router.http_errors import error_object, to_request_error
+from headrace_router.model_queue import Place
 from headrace_router.positions import Position
 from headrace_router.responses import Formatter, UsageObject, to_json, usage_object
 from headrace_shared.errors import BusError, RequestError
@@ -22,6 +24,10 @@ log = structlog.get_logger(__name__)
 
 HELD_ID = "headrace-request-id"
 """Response header: under which the answer can be had again."""
+MODEL = "headrace-model"
+"""Response header: which model answers; it may not be the one that was asked for."""
+FIRST_REPORT_S = 0.25
+"""Who is answered sooner is told nothing of the queue."""
 
 
 class Reply(NamedTuple):
@@ -43,6 +49,9 @@ class Reply(NamedTuple):
     held_id: RequestId | None = None
     told: Position | None = None
     """What the client has been told before."""
+    queue_report_interval_s: float = 1.0
+    tells_queue: bool = False
+    """As events too, not only in comments."""
 
 
 class StreamFailed(Exception):
@@ -79,15 +88,21 @@ async def answer_stream(reply: Reply, generation: Generation) -> None:
     await _send_start(reply, sse.HEADERS)
     chunks = _Chunks(reply)
     sent_at = time.monotonic()
+    period_s = min(reply.queue_report_interval_s, reply.ping_interval_s)
+    patience_s = min(FIRST_REPORT_S, period_s)
     try:
         while not generation.is_complete:
-            events = await generation.next(reply.ping_interval_s)
+            events = await generation.next(patience_s)
             if events:
                 reply.on_token()
             data = chunks.of(events)
-            if not data:
-                if time.monotonic() - sent_at < reply.ping_interval_s:
-                    continue
+            place = None if data else generation.place
+            if not data and time.monotonic() - sent_at < patience_s:
+                continue
+            patience_s = reply.ping_interval_s if place is None else period_s
+            if place is not None:
+                data = _report(reply, place)
+            elif not data:
                 data = sse.PING
             await _send_body(reply, data)
             sent_at = time.monotonic()
@@ -101,6 +116,11 @@ async def answer_stream(reply: Reply, generation: Generation) -> None:
         raise StreamFailed(told.code) from error
     end = chunks.usage(usage_object(generation.usage)) + sse.DONE
     await _send_body(reply, end, is_last=True)
+
+
+def _report(reply: Reply, place: Place) -> bytes:
+    told = queue_reports.comment(place)
+    return told + queue_reports.typed_event(place, reply.request_id) if reply.tells_queue else told
 
 
 class _Chunks:
@@ -143,7 +163,9 @@ class _Chunks:
 
 
 async def _send_start(reply: Reply, headers: Mapping[str, str]) -> None:
-    own = {"x-request-id": reply.shown_id} | ({HELD_ID: reply.held_id} if reply.held_id is not None else {})
+    own = {"x-request-id": reply.shown_id, MODEL: quote(reply.formatter.model, safe="/:@+")} | (
+        {HELD_ID: reply.held_id} if reply.held_id is not None else {}
+    )
     raw = [(name.encode(), value.encode()) for name, value in {**headers, **own}.items()]
     await reply.send({"type": "http.response.start", "status": 200, "headers": raw})
 

@@ -85,7 +85,7 @@ class Attachments:
 
     def leave(self, queued: QueuedRequest, reason: CancelReason) -> None:
         """A client left before the request was complete; it may come back, unless the request's time is up."""
-        if reason is CancelReason.DEADLINE:
+        if reason in (CancelReason.DEADLINE, CancelReason.SHED):
             self._abort(queued, reason)
             return
         request_id = queued.request.request_id

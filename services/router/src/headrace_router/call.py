@@ -44,6 +44,8 @@ class Plan(NamedTuple):
     """The requests were queued before."""
     told: Position | None = None
     """What the client knows already."""
+    tells_queue: bool = False
+    """The client takes events about its place in the queue."""
 
     @property
     def request_id(self) -> RequestId:

@@ -12,11 +12,15 @@ RESUMABLE = "Headrace-Resumable"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 TIMEOUT = "Headrace-Timeout"
 LAST_EVENT_ID = "Last-Event-ID"
+OVERFLOW = "Headrace-Overflow"
+QUEUE_EVENTS = "Headrace-Queue-Events"
 LANE = "Headrace-Lane"
 HEADERS = {
     RESUMABLE: "true: events have ids, and the answer goes on for a while without its client (GET /v1/requests/…).",
     IDEMPOTENCY_KEY: "The same key with the same body is the same answer, for a day.",
     TIMEOUT: "Seconds after which the answer is of no use.",
+    OVERFLOW: "true: a smaller model may answer where this one's queue is long.",
+    QUEUE_EVENTS: "true: events of the type headrace.queue tell position and expected wait while a stream waits.",
     LANE: "batch: the answer may wait for as long as others have work to do.",
     LAST_EVENT_ID: "Id of the last event that was received: the answer is continued behind it.",
 }
@@ -32,6 +36,8 @@ class CallOptions(NamedTuple):
     timeout_s: float | None = None
     last_event_id: str | None = None
     lane: Lane = Lane.INTERACTIVE
+    overflow: bool = False
+    queue_events: bool = False
 
 
 def read_options(headers: Mapping[str, str]) -> CallOptions:
@@ -42,14 +48,20 @@ def read_options(headers: Mapping[str, str]) -> CallOptions:
             f"The header {IDEMPOTENCY_KEY} must have 1 to 255 printable ASCII characters.", param=IDEMPOTENCY_KEY
         )
     return CallOptions(
-        _resumable(headers), key, _timeout_s(headers), headers.get(LAST_EVENT_ID) or None, _lane(headers)
+        _boolean(headers, RESUMABLE),
+        key,
+        _timeout_s(headers),
+        headers.get(LAST_EVENT_ID) or None,
+        _lane(headers),
+        _boolean(headers, OVERFLOW),
+        _boolean(headers, QUEUE_EVENTS),
     )
 
 
-def _resumable(headers: Mapping[str, str]) -> bool:
-    given = headers.get(RESUMABLE, "false").strip().lower()
+def _boolean(headers: Mapping[str, str], name: str) -> bool:
+    given = headers.get(name, "false").strip().lower()
     if given not in _BOOLEANS:
-        raise InvalidRequest(f"The header {RESUMABLE} must be true or false.", param=RESUMABLE)
+        raise InvalidRequest(f"The header {name} must be true or false.", param=name)
     return _BOOLEANS[given]
 
 

@@ -11,11 +11,13 @@ import re
 import secrets
 import time
 from functools import partial
+from typing import Any
 
 from headrace_router.accounts import Accounts
 from headrace_router.call import Call, Plan
 from headrace_router.call_options import IDEMPOTENCY_KEY, CallOptions, read_options
 from headrace_router.call_record import CallRecord, prompts_of, record_of
+from headrace_router.call_status import CallStatus
 from headrace_router.call_store import CallStore, IdempotencyKey, KeyEntry
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.gate import Gate
@@ -59,6 +61,7 @@ class Caller:
         canceller: Canceller,
         store: CallStore,
         runner: Runner,
+        status: CallStatus,
         settings: CallSettings,
     ) -> None:
         self._bus = bus
@@ -70,6 +73,7 @@ class Caller:
         self._canceller = canceller
         self._store = store
         self._runner = runner
+        self._status = status
         self._limits = settings.limits
         self._shares_cache = settings.shares_cache
 
@@ -85,6 +89,13 @@ class Caller:
         self._runner.admit()
         record = await self._record_of(call.identity.owner, request_id)
         await self._runner.run(call, self._continue(record, options, sends_ids=True))
+
+    async def status(self, identity: Identity, request_id: str) -> dict[str, Any]:
+        """Of a call that this router answers, or of a held one. Raises InvalidRequest or BusError."""
+        known = self._status.of_active(identity.owner, request_id)
+        if known is None:
+            known = await self._status.of_record(await self._record_of(identity.owner, request_id))
+        return known
 
     async def cancel(self, identity: Identity, request_id: str) -> None:
         """Ends a held call for good. No error if it has ended."""
@@ -108,9 +119,22 @@ class Caller:
             digest = hashlib.sha256(f"{parsed.endpoint.value}\0".encode() + data).digest()
             await self._begin_once(call, parsed, options, options.idempotency_key, digest)
             return
-        model = self._gate.admit(parsed)
-        prepared = await self._preparer.prepare(parsed, model, secrets.randbits(63))
-        await self._runner.run(call, self._new(call, options, prepared))
+        prepared = await self._prepare(call, parsed, options, secrets.randbits(63))
+        await self._runner.run(call, self._new(call, options, parsed, prepared))
+
+    async def _prepare(self, call: Call, parsed: Parsed, options: CallOptions, seed: int) -> Prepared:
+        """For the model that the call gets. Raises RequestError."""
+        admitted = await self._gate.admit(parsed, call, options)
+        try:
+            prepared = await self._preparer.prepare(parsed, admitted.model, seed)
+        except InvalidRequest:
+            # What the smaller model cannot take (a long prompt, say) may be right for the one that was asked for.
+            if admitted.instead_of is None:
+                raise
+            admitted = await self._gate.admit(parsed, call, options, may_overflow=False)
+            prepared = await self._preparer.prepare(parsed, admitted.model, seed)
+        self._gate.on_tokenized(parsed, prepared)
+        return prepared
 
     async def _begin_once(
         self, call: Call, parsed: Parsed, options: CallOptions, given_key: str, digest: bytes
@@ -123,15 +147,15 @@ class Caller:
                     await self._repeat(call, parsed, options, found.entry)
                     return
             seed = secrets.randbits(63)
-            model = self._gate.admit(parsed)
-            plan = self._new(call, options, await self._preparer.prepare(parsed, model, seed))
+            prepared = await self._prepare(call, parsed, options, seed)
+            plan = self._new(call, options, parsed, prepared)
             entry = KeyEntry(
                 fingerprint=digest,
                 request_id=call.request_id,
                 router=self._router,
                 seed=seed,
                 created=plan.created,
-                model=model.card.model,
+                model=prepared.model.card.model,
                 claimed_at=await self._store.clock(),
             )
             claim = await self._store.claim(key, entry, found)
@@ -152,7 +176,7 @@ class Caller:
             # Its router died before it could tell, or is just about to: then the queue stores it only once.
             model = self._models.get(entry.model or parsed.model)
             prepared = await self._preparer.prepare(parsed, model, entry.seed)
-            plan = self._new(call, options, prepared, entry)
+            plan = self._new(call, options, parsed, prepared, entry)
             for prompt in plan.prompts:
                 await submit(self._bus, prompt, Mailbox(1), self._limits.publish_timeout_s)
             record = record_of(call.identity.owner, plan.created, plan.form, plan.prompts)
@@ -160,7 +184,9 @@ class Caller:
         plan = self._continue(record, options, sends_ids=options.is_resumable)
         await self._runner.run(call, plan, may_begin_anew=True)
 
-    def _new(self, call: Call, options: CallOptions, prepared: Prepared, entry: KeyEntry | None = None) -> Plan:
+    def _new(
+        self, call: Call, options: CallOptions, parsed: Parsed, prepared: Prepared, entry: KeyEntry | None = None
+    ) -> Plan:
         """`entry`: queued, or to be queued, as that says."""
         model, params, form, encoded = prepared
         is_held = options.is_resumable or options.idempotency_key is not None or params.is_background
@@ -178,7 +204,17 @@ class Caller:
         )
         prompts = make_prompts(encoded, params, form, model, terms, self._bus.max_payload)
         created = entry.created if entry is not None else int(time.time())
-        return Plan(model, form, prompts, created, timeout_s, is_held, options.is_resumable and form.stream)
+        stream_options = parsed.body.stream_options
+        return Plan(
+            model,
+            form,
+            prompts,
+            created,
+            timeout_s,
+            is_held,
+            options.is_resumable and form.stream,
+            tells_queue=options.queue_events or bool(stream_options and stream_options.include_queue_events),
+        )
 
     def _continue(self, record: CallRecord, options: CallOptions, *, sends_ids: bool) -> Plan:
         model = self._models.get(record.requests[0].model)
@@ -192,6 +228,7 @@ class Caller:
             is_held=True,
             sends_ids=sends_ids and record.form.stream,
             follows=True,
+            tells_queue=options.queue_events,
         )
         if not record.form.stream or options.last_event_id is None:
             return plan

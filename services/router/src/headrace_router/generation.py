@@ -19,8 +19,10 @@ from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.choices import ChoiceDelta, Usage
 from headrace_router.following import follow
 from headrace_router.inflight import InFlightTable, Mailbox
+from headrace_router.model_queue import Place
 from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
+from headrace_router.queue_watch import Tracker
 from headrace_router.submission import read_log, submit
 from headrace_router.token_log import Verdict, split_frame
 from headrace_router.watchdog import Watchdog
@@ -61,10 +63,12 @@ class Generation:
         follows: bool = False,
         told: Position | None = None,
         counts: bool = False,
+        tracker: Tracker | None = None,
     ) -> None:
         """`leave` is told of each request that is left incomplete; without it that is cancelled. `follows`: the
         requests are in the queue already, or beyond it. `told`: where deltas are to begin anew; those before are given
-        too. `counts`: each delta carries the usage."""
+        too. `counts`: each delta carries the usage. `tracker` hears of what is queued here, and may
+        give up what still waits."""
         self._prompts = prompts
         self._by_id = {prompt.request.request_id: prompt for prompt in prompts}
         self._first_index = {
@@ -85,6 +89,7 @@ class Generation:
         self._follows = follows
         self._told = told
         self._counts = counts
+        self._tracker = tracker
         self._known: list[ChoiceDelta] = []
         self._sources = AsyncExitStack()
 
@@ -105,6 +110,25 @@ class Generation:
             cached_tokens=sum(prompt.num_cached or 0 for prompt in self._prompts),
         )
 
+    @property
+    def place(self) -> Place | None:
+        """In the queue, of the request that is next; None once one has begun."""
+        tracker, prompts = self._tracker, self._prompts
+        if tracker is None or any(prompt.has_started for prompt in prompts):
+            return None
+        places = [
+            tracker.place(prompt.request, prompt.stream_sequence, prompt.num_tokens)
+            for prompt in prompts
+            if prompt.stream_sequence is not None
+        ]
+        return min(places, key=lambda place: place.position, default=None)
+
+    def _shed(self, failure: RequestError) -> None:
+        """Ends the call unless it has begun."""
+        if not any(prompt.has_started for prompt in self._prompts):
+            self._reason = CancelReason.SHED
+            self._mailbox.fail(failure)
+
     async def __aenter__(self) -> Self:
         """Queues the requests. Raises Overloaded or PayloadTooLarge; then nothing of the call is left in the queue.
         Or finds them; raises InvalidRequest if nobody knows their answer any more."""
@@ -115,6 +139,8 @@ class Generation:
             else:
                 for prompt in self._prompts:
                     await submit(self._bus, prompt, self._mailbox, self._limits.publish_timeout_s)
+                    if self._tracker is not None:
+                        self._tracker.queued(prompt, self._shed)
         except asyncio.CancelledError:
             await self._close()
             raise
@@ -214,6 +240,8 @@ class Generation:
 
     def _on_started(self, prompt: Prompt) -> None:
         prompt.has_started = True
+        if self._tracker is not None:
+            self._tracker.started(prompt)
         self._update_running()
 
     def _update_running(self) -> None:
@@ -291,6 +319,8 @@ class Generation:
         for unregister in self._unregister:
             unregister()
         for prompt in self._prompts:
+            if self._tracker is not None:
+                self._tracker.closed(prompt)
             if prompt.may_be_queued and not prompt.is_complete and not prompt.has_ended:
                 self._leave(QueuedRequest(prompt.request, prompt.stream_sequence, prompt.has_started), self._reason)
         await self._sources.aclose()

@@ -42,6 +42,7 @@ _TYPE_OF_STATUS = {
     429: "rate_limit_exceeded",
     500: "server_error",
     503: "service_unavailable",
+    529: "service_unavailable",
 }
 
 
@@ -57,9 +58,8 @@ def to_http(error: BaseException, request_id: str = "") -> HttpError:
     status = _status(known)
     headers = {}
     if isinstance(known, Overloaded):
-        # Rounded up for limits, which are exact: who comes a moment too early is refused again.
-        seconds = math.ceil if isinstance(known, LimitReached) else round
-        headers["retry-after"] = str(max(1, seconds(known.retry_after_s)))
+        # Rounded up: who comes a moment too early is refused again.
+        headers["retry-after"] = str(max(1, math.ceil(known.retry_after_s)))
     if known.code in ("timeout", "request_quarantined", "request_exceeds_limit", "insufficient_quota"):
         # SDKs retry a 408 and a 500, and the next try would take as long, or do as much harm.
         headers["x-should-retry"] = "false"
@@ -99,6 +99,8 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 def _status(error: RequestError) -> int:
+    if isinstance(error, Overloaded) and error.status is not None:
+        return error.status
     if error.code in _STATUS_OF_CODE:
         return _STATUS_OF_CODE[error.code]
     match error:

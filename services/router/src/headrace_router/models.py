@@ -10,20 +10,22 @@ from typing import NamedTuple
 import structlog
 
 from headrace_router.admission import retry_after
+from headrace_router.capacities import Capacities
 from headrace_router.tokenization import TextEncoder
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import ModelNotFound, Overloaded, ProtocolError
-from headrace_shared.messages import Hello, ModelCard, WorkerId, WorkerState
+from headrace_shared.messages import Hello, ModelCard
 from headrace_shared.model_cards import watch_cards
 from headrace_shared.subjects import ALL_HELLOS
+from headrace_shared.telemetry import WANTED_OF, of_model
 
 log = structlog.get_logger(__name__)
 
-WORKER_TIMEOUT_S = 3.0
-"""A worker not heard of for so long does not count. They say hello every second."""
-MAX_WORKERS = 10_000
 MAX_MODELS = 1000
+MAX_HELD = 1000
+"""Calls that wait for a model that nobody has shown us yet."""
+MAX_HOLD_S = 120.0
 
 
 class ServedModel(NamedTuple):
@@ -31,20 +33,16 @@ class ServedModel(NamedTuple):
     encoder: TextEncoder
 
 
-class _Worker(NamedTuple):
-    model: str
-    state: WorkerState
-    heard_at: float
-
-
 class Models:
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], capacities: Capacities) -> None:
         """`now` is a monotonic clock, in seconds."""
         self._now = now
+        self._capacities = capacities
         self._models: dict[str, ServedModel] = {}
-        self._workers: dict[WorkerId, _Worker] = {}
         self._new_cards: dict[str, ModelCard] = {}
         self._has_new = asyncio.Event()
+        self._is_known = asyncio.Condition()
+        self._wanted: dict[str, int] = {}
 
     def get(self, name: str) -> ServedModel:
         """Raises ModelNotFound, or Overloaded while no model is known yet."""
@@ -55,16 +53,48 @@ class Models:
             raise ModelNotFound(name[:256])
         return model
 
+    def known(self, name: str) -> ServedModel | None:
+        return self._models.get(name)
+
+    async def find(self, name: str, patience_s: float) -> ServedModel:
+        """As `get`; waits for the card of a model that an autoscaler can start and that has had no worker yet."""
+        if name in self._models or not self._capacities.can_wake(name, self._now()):
+            return self.get(name)
+        start_s = self._capacities.start_s(name, self._now())
+        starting = Overloaded("The model is being started.", retry_after_s=retry_after(start_s), code="model_starting")
+        if sum(self._wanted.values()) >= MAX_HELD:
+            raise starting
+        self._wanted[name] = self._wanted.get(name, 0) + 1
+        try:
+            async with asyncio.timeout(min(patience_s, MAX_HOLD_S)), self._is_known:
+                await self._is_known.wait_for(lambda: name in self._models)
+        except TimeoutError:
+            raise starting from None
+        finally:
+            self._wanted[name] -= 1
+            if not self._wanted[name]:
+                del self._wanted[name]
+        return self.get(name)
+
     def all(self) -> list[ServedModel]:
         return [self._models[name] for name in sorted(self._models)]
 
+    def startable(self) -> list[str]:
+        """Models that an autoscaler can start, and of which there is no card yet."""
+        return [name for name in self._capacities.wakeable(self._now()) if name not in self._models]
+
     def num_ready_workers(self) -> int:
         """Of models that can be asked for: a worker may be heard of before its card is read."""
-        oldest = self._now() - WORKER_TIMEOUT_S
-        return sum(
-            worker.state is WorkerState.READY and worker.heard_at >= oldest and worker.model in self._models
-            for worker in self._workers.values()
-        )
+        return sum(self._capacities.num_ready(model, self._now()) for model in self._models)
+
+    @property
+    def can_wake(self) -> bool:
+        """There is a model whose workers would be started."""
+        return bool(self._capacities.wakeable(self._now()))
+
+    def wanted(self) -> dict[str, float]:
+        """Figures for Telemetry."""
+        return {of_model(WANTED_OF, name): float(number) for name, number in self._wanted.items()}
 
     async def follow(self, bus: Bus, build: Callable[[ModelCard], TextEncoder] = TextEncoder) -> None:
         """Keeps up with cards and workers until cancelled."""
@@ -100,6 +130,8 @@ class Models:
                 log.error("model cannot be served", model=name, error=str(error))
                 continue
             self.add(card, encoder)
+            async with self._is_known:
+                self._is_known.notify_all()
             log.info("model known", model=name, context=card.context, vocab_size=card.vocab_size)
 
     def _on_hello(self, message: Message) -> None:
@@ -108,12 +140,4 @@ class Models:
         except ProtocolError as error:
             log.warning("undecodable hello", error=str(error))
             return
-        if hello.worker not in self._workers and len(self._workers) >= MAX_WORKERS:
-            oldest = self._now() - WORKER_TIMEOUT_S
-            self._workers = {key: worker for key, worker in self._workers.items() if worker.heard_at >= oldest}
-            if len(self._workers) >= MAX_WORKERS:
-                return
-        if hello.state is WorkerState.LEAVING:
-            self._workers.pop(hello.worker, None)
-        else:
-            self._workers[hello.worker] = _Worker(hello.model, hello.state, self._now())
+        self._capacities.on_hello(hello, self._now())

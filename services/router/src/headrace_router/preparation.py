@@ -34,6 +34,8 @@ class Parsed(NamedTuple):
 
     endpoint: Endpoint
     body: ChatBody | CompletionBody
+    data: bytes
+    """As it came."""
 
     @property
     def model(self) -> str:
@@ -61,8 +63,8 @@ class Preparer:
     def parse(self, endpoint: Endpoint, data: bytes) -> Parsed:
         """Raises InvalidRequest."""
         if endpoint is Endpoint.CHAT:
-            return Parsed(endpoint, parse_body(ChatBody, data))
-        return Parsed(endpoint, parse_body(CompletionBody, data))
+            return Parsed(endpoint, parse_body(ChatBody, data), data)
+        return Parsed(endpoint, parse_body(CompletionBody, data), data)
 
     async def prepare(self, parsed: Parsed, model: ServedModel, random_seed: int) -> Prepared:
         """`random_seed` is used if the client gives none. Raises RequestError."""

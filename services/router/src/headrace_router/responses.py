@@ -103,6 +103,10 @@ class Formatter:
         self._num_logprobs = num_logprobs
         self._begun: set[int] = set()
 
+    @property
+    def model(self) -> str:
+        return self._identity.model
+
     def chunk(self, event: ChoiceDelta, usage: UsageObject | UnsetType | None) -> Answer | None:
         """None if there is nothing to say: no text, because it is held back, and no end."""
         index, delta = event.choice, event.delta

@@ -54,8 +54,11 @@ def make_router(parts: Parts) -> APIRouter:
         return CallResponse(parts.caller.completion, parts.limits, parts.metrics)
 
     @router.get("/v1/requests/{request_id}", openapi_extra=_hears({LAST_EVENT_ID: HEADERS[LAST_EVENT_ID]}))
-    async def resume(request_id: str) -> Response:
-        """The answer to a call that may be resumed, from behind the header Last-Event-ID."""
+    async def resume(request: Request, request_id: str, wait: bool = True) -> Response:
+        """The answer to a call that may be resumed, from behind the header Last-Event-ID. `wait=false`: only what has
+        become of it so far: its place in the queue and the expected wait, say."""
+        if not wait:
+            return json_response(await parts.caller.status(identity_of(request.scope), request_id))
 
         async def answer(call: Call, _: bytes) -> None:
             await parts.caller.resume(call, request_id)
@@ -71,6 +74,7 @@ def make_router(parts: Parts) -> APIRouter:
     async def list_models(request: Request) -> Response:
         identity = identity_of(request.scope)
         data = [_model_object(model.card) for model in parts.models.all() if identity.may_ask(model.card.model)]
+        data += [_startable_object(name) for name in parts.models.startable() if identity.may_ask(name)]
         return json_response({"object": "list", "data": data})
 
     @router.get("/v1/models/{name:path}")
@@ -134,6 +138,11 @@ def _model_object(card: ModelCard) -> dict[str, object]:
         "max_model_len": card.context,
         "permission": [],
     }
+
+
+def _startable_object(name: str) -> dict[str, object]:
+    """Of a model that has had no worker yet."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "root": name, "parent": None}
 
 
 def _takes(kind: type, headers: Mapping[str, str] | None = None) -> dict[str, object]:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import structlog
 
-from headrace_router.admission import QueueHealth, admit
+from headrace_router.active_calls import ActiveCalls
+from headrace_router.admission import QueueHealth, admit, refusal
 from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_stream, answer_whole
 from headrace_router.attachments import Attachments
 from headrace_router.call import Call, Plan
@@ -19,10 +20,11 @@ from headrace_router.generation import Generation, Limits
 from headrace_router.http_errors import to_request_error
 from headrace_router.inflight import InFlightTable
 from headrace_router.metrics import CallMeter, RouterMetrics
+from headrace_router.queue_watch import Tracker
 from headrace_router.responses import Formatter, Identity
 from headrace_router.unattended import Unattended
 from headrace_shared.bus import Bus
-from headrace_shared.errors import BusError, RequestError, ServiceFailure
+from headrace_shared.errors import BusError, QueueFull, RequestError, ServiceFailure
 from headrace_shared.messages import Audience, CancelReason, RequestId
 
 log = structlog.get_logger(__name__)
@@ -33,6 +35,8 @@ class CallSettings(NamedTuple):
     max_inflight: int
     ping_interval_s: float
     shares_cache: bool = False
+    queue_report_interval_s: float = 1.0
+    queue_full_status: int = 429
 
 
 class EndedWithoutAnswer(Exception):
@@ -50,6 +54,7 @@ class Runner:
         unattended: Unattended,
         store: CallStore,
         metrics: RouterMetrics,
+        tracker: Tracker,
         settings: CallSettings,
     ) -> None:
         self._bus = bus
@@ -59,7 +64,9 @@ class Runner:
         self._unattended = unattended
         self._store = store
         self._metrics = metrics
+        self._tracker = tracker
         self._settings = settings
+        self.active = ActiveCalls()
         self.queue_health = QueueHealth(time.monotonic)
 
     def admit(self) -> None:
@@ -90,7 +97,7 @@ class Runner:
         meter = CallMeter(self._metrics, name, call.arrived_at, is_new=is_new, note=note)
         is_queued = False
         try:
-            with self._attached(plan):
+            with self._attached(plan), self.active.add(call, plan, generation):
                 async with generation:
                     is_queued = True
                     meter.queued()
@@ -101,6 +108,9 @@ class Runner:
         except (RequestError, BusError) as error:
             if not is_queued and on_refusal is not None:
                 await on_refusal()
+            if isinstance(error, QueueFull):
+                meter.outcome = "queue_full"
+                raise refusal(error, self._settings.queue_full_status) from error
             meter.outcome = to_request_error(error).code
             if meter.outcome == "unavailable":
                 self.queue_health.failed()
@@ -146,6 +156,8 @@ class Runner:
             sends_ids=plan.sends_ids,
             held_id=await self._held_id(call, plan),
             told=plan.told,
+            queue_report_interval_s=self._settings.queue_report_interval_s,
+            tells_queue=plan.tells_queue,
         )
         await (answer_stream if plan.form.stream else answer_whole)(reply, generation)
 
@@ -175,6 +187,7 @@ class Runner:
             follows=plan.follows,
             told=plan.told,
             counts=plan.form.include_usage and plan.form.continuous_usage,
+            tracker=self._tracker,
         )
 
     def _settle(self, call: Call, plan: Plan, generation: Generation, *, is_queued: bool) -> None:
@@ -197,5 +210,5 @@ class Runner:
                 self._attachments.leave(queued, reason)
             case Audience.ROUTER:
                 self._canceller.abort(queued, reason)
-            case Audience.NONE if reason is CancelReason.DEADLINE:
+            case Audience.NONE if reason is not CancelReason.CLIENT:
                 self._canceller.abort(queued, reason)

@@ -35,6 +35,8 @@ class ChatMessage(_Schema):
 class StreamOptions(_Schema):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_queue_events: bool | None = None
+    """Events of the type `headrace.queue` tell position and expected wait."""
 
 
 class JsonSchema(_Schema):
@@ -91,6 +93,8 @@ class GenerationBody(_Schema):
     regex: str | None = None
     ebnf: str | None = None
 
+    overflow: bool | None = None
+    """A smaller model may answer where this one's queue is long."""
     background: bool | None = None
     """Runs to its end, whether or not its client stays."""
 

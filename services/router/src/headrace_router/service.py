@@ -13,19 +13,26 @@ from headrace_router.attachments import Attachments
 from headrace_router.authentication import Door
 from headrace_router.bodies import BodyLimits
 from headrace_router.call_response import ClientLimits
+from headrace_router.call_status import CallStatus
 from headrace_router.call_store import CallStore
 from headrace_router.calls import Caller
 from headrace_router.cancellation import Canceller
+from headrace_router.capacities import Capacities
 from headrace_router.dashboard.assembly import start_dashboard
-from headrace_router.gate import Gate
+from headrace_router.gate import Gate, GateSettings, RefusalStatuses
 from headrace_router.generation import Limits
 from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.inflight import InFlightTable
 from headrace_router.key_table import KeyTable
 from headrace_router.metrics import RouterMetrics
 from headrace_router.models import Models
+from headrace_router.overflow import Overflow, parse_overflow
 from headrace_router.preparation import Preparer
 from headrace_router.presence import Presence
+from headrace_router.promises import Promises
+from headrace_router.queue_limits import QueueLimits
+from headrace_router.queue_metrics import QueueMetrics
+from headrace_router.queue_watch import QueueWatch
 from headrace_router.routes import Parts
 from headrace_router.runner import CallSettings, Runner
 from headrace_router.settings import RouterSettings
@@ -62,6 +69,7 @@ class RouterService:
     async def serve(self, service: Service, bus: Bus, listener: socket.socket) -> None:
         """Serves on `listener` until the service drains and the answers are finished."""
         settings = self._settings
+        smaller = parse_overflow(settings.overflow)
         queue = requests_stream(settings.queue_max_messages, settings.queue_max_bytes)
         streams = StreamKeeper(bus, (queue, TOKENS, CANCELS))
         await streams.start()
@@ -79,8 +87,13 @@ class RouterService:
         await accounts.open()
         grammars = GrammarChecks()
         pool = PromptPool(settings.tokenizer_threads, settings.max_waiting_prompts)
-        models = Models(time.monotonic)
+        capacities, promises = Capacities(), Promises()
+        models = Models(time.monotonic, capacities)
         metrics = RouterMetrics(service.metrics)
+        queue_metrics = QueueMetrics(service.metrics)
+        watch = QueueWatch(bus, router, capacities, promises, queue_metrics.observed)
+        await watch.open()
+        overflow = Overflow(smaller, settings.overflow_above_s, settings.overflow_below_s)
         call_settings = _call_settings(settings)
         unattended = Unattended(bus, table, canceller, call_settings.limits)
         runner = Runner(
@@ -91,6 +104,7 @@ class RouterService:
             unattended=unattended,
             store=store,
             metrics=metrics,
+            tracker=watch,
             settings=call_settings,
         )
         caller = Caller(
@@ -98,11 +112,12 @@ class RouterService:
             router=router,
             models=models,
             preparer=Preparer(pool, grammars),
-            gate=Gate(models),
+            gate=Gate(models, watch, capacities, promises, overflow, queue_metrics, _gate_settings(settings)),
             accounts=accounts,
             canceller=canceller,
             store=store,
             runner=runner,
+            status=CallStatus(bus, runner.active, watch),
             settings=call_settings,
         )
 
@@ -111,9 +126,14 @@ class RouterService:
                 return "the broker is not connected"
             if runner.queue_health.is_doubtful:
                 return "the queue does not answer"
-            if models.num_ready_workers() == 0:
+            # A model at zero that requests will wake is in order.
+            if models.num_ready_workers() == 0 and not models.can_wake:
                 return "no worker is ready"
             return None
+
+        def gauges() -> dict[str, float]:
+            own = metrics.journal.gauges(time.monotonic())
+            return {NUM_IN_FLIGHT: float(len(table)), **own, **watch.gauges(), **models.wanted()}
 
         body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
         limits = ClientLimits(body_limits, settings.send_timeout_s)
@@ -125,12 +145,9 @@ class RouterService:
         )
         service.spawn(streams.run(), "streams")
         service.spawn(models.follow(bus), "models")
+        service.spawn(watch.run(), "queue-watch")
         service.spawn(accounts.run(), "accounts")
         service.spawn(attachments.run(), "attachments")
-
-        def gauges() -> dict[str, float]:
-            return {NUM_IN_FLIGHT: float(len(table)), **metrics.journal.gauges(time.monotonic())}
-
         service.spawn(service.report(bus, lambda: service.not_ready() or "ready", gauges), "telemetry")
         service.set_ready(not_ready)
         serving = asyncio.create_task(server.serve([listener]), name="web-server")
@@ -176,5 +193,19 @@ def _call_settings(settings: RouterSettings) -> CallSettings:
         buffer=settings.stream_buffer,
     )
     return CallSettings(
-        limits, settings.max_inflight, settings.ping_interval_s, shares_cache=settings.cache_sharing == "all"
+        limits,
+        settings.max_inflight,
+        settings.ping_interval_s,
+        shares_cache=settings.cache_sharing == "all",
+        queue_report_interval_s=settings.queue_report_interval_s,
+        queue_full_status=settings.queue_full_status,
+    )
+
+
+def _gate_settings(settings: RouterSettings) -> GateSettings:
+    return GateSettings(
+        limits=QueueLimits(settings.max_queued_requests, settings.max_queued_tokens, settings.max_wait_s),
+        statuses=RefusalStatuses(settings.queue_full_status, settings.overloaded_status),
+        request_timeout_s=settings.request_timeout_s,
+        no_worker_patience_s=settings.no_worker_patience_s,
     )

@@ -34,6 +34,28 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     """Time between turning unready and closing the port, for load balancers to notice."""
     max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     """Most requests whose clients are waiting at once."""
+    max_queued_requests: Annotated[int, Meta(ge=1)] = 10_000
+    """Most requests of a model that wait for their first token, over all routers. A fifth is kept for clients that were
+    refused and come back when they were told to; so is a fifth of the next two."""
+    max_queued_tokens: Annotated[int, Meta(ge=1)] = 20_000_000
+    """Most tokens of those: prompts and expected answers."""
+    max_wait_s: Annotated[float, Meta(gt=0, le=86400)] = 300.0
+    """Longest expected time to the first token; calls that would wait longer are refused."""
+    queue_full_status: Literal[429, 503, 529] = 429
+    """HTTP status of a call that is refused because too much waits."""
+    overloaded_status: Literal[429, 503, 529] = 503
+    """HTTP status of a call that is refused because it would wait too long, or beyond its deadline."""
+    no_worker_patience_s: Annotated[float, Meta(ge=0, le=86400)] = 120.0
+    """Calls to a model without workers, and without an autoscaler that could start one, are queued for so long; later
+    ones are refused."""
+    queue_report_interval_s: Annotated[float, Meta(ge=0.1, le=15)] = 1.0
+    """Time between two reports of position and expected wait to a stream that waits."""
+    overflow: tuple[str, ...] = ()
+    """Which smaller model may answer for which, as MODEL=SMALLER, for calls that allow it."""
+    overflow_above_s: Annotated[float, Meta(ge=0, le=86400)] = 10.0
+    """Overflowing begins when the first token is expected later than this."""
+    overflow_below_s: Annotated[float, Meta(ge=0, le=86400)] = 3.0
+    """It ends when the first token is expected before this."""
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
     """Most open client connections."""
     stream_buffer: Annotated[int, Meta(ge=16, le=1_000_000)] = 4096

@@ -1,0 +1,209 @@
+"""One model's queue as this router sees it: what waits and runs anywhere, and when it will be served. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headrace_router.calibration import Calibration, relative_error
+from headrace_router.forecast import Capacity, Estimate, Forecast, Mix, make_forecast
+from headrace_router.own_requests import Own, OwnRequests, Prediction, Shed, Snapshot, flow_of, rank_of
+from headrace_router.prompt import Prompt
+from headrace_router.queue_limits import QUEUED_S, Depth
+from headrace_shared.messages import Request, RequestId, RouterId, RouterLoad, WaitingGroup
+
+OWN_GROUPS = 128
+"""Of our own requests in the forecast: up to so many waiting ones are seen singly."""
+LOAD_TIMEOUT_S = 2.5
+"""A router not heard of for so long has nothing waiting, as far as we know."""
+HOPELESS = 0.5
+"""A request is given up in the queue only if even this share of its expected wait is too long."""
+MAX_ROUTERS = 1000
+
+
+class Place(NamedTuple):
+    position: int
+    """1: next."""
+    first_token_s: float | None
+    """None: not known."""
+
+
+class Observed(NamedTuple):
+    """A prediction and what became of it."""
+
+    predicted_s: float
+    actual_s: float
+
+    @property
+    def error(self) -> float:
+        return relative_error(self.predicted_s, self.actual_s)
+
+
+class ModelQueue:
+    def __init__(self, router: RouterId) -> None:
+        self._router = router
+        self.own = OwnRequests()
+        self.calibration = Calibration()
+        self.forecast: Forecast | None = None
+        self.made_at = float("-inf")
+        self.touched_at = float("-inf")
+        """When somebody last asked for it."""
+        self._loads: dict[RouterId, tuple[RouterLoad, float]] = {}
+        self._num_added = 0
+        self._tokens_added = 0.0
+        self._depth = Depth(0, 0.0)
+        self._num_known = 0
+        self._num_unknown = 0
+
+    @property
+    def depth(self) -> Depth:
+        """What waits for a first token."""
+        return Depth(self._depth.num_requests + self._num_added, self._depth.num_tokens + self._tokens_added)
+
+    @property
+    def spacing_s(self) -> float:
+        """The fleet begins a request in so many seconds; 1 where that is not known."""
+        if self.forecast is None:
+            return 1.0
+        return self.forecast.spacing_s * self.calibration.factor
+
+    @property
+    def token_s(self) -> float:
+        return 0.0 if self.forecast is None else self.forecast.token_s
+
+    def on_load(self, load: RouterLoad, now: float) -> None:
+        if load.router in self._loads or len(self._loads) < MAX_ROUTERS:
+            self._loads[load.router] = (load, now)
+
+    def on_depth(self, num_requests: int) -> None:
+        """Requests in the queue, delivered or not. Those that no router tells of have lost theirs, or are too new."""
+        self._num_unknown = max(0, num_requests - self._num_known)
+
+    def refresh(self, capacity_for: Callable[[Mix], Capacity | None], now: float) -> Snapshot:
+        """Anew from what everybody says. How many requests a worker takes depends on what they are like."""
+        snapshot = self.own.snapshot(OWN_GROUPS)
+        self._loads = {key: entry for key, entry in self._loads.items() if now - entry[1] <= LOAD_TIMEOUT_S}
+        others = [load for load, _ in self._loads.values()]
+        waiting = snapshot.waiting + [group for load in others for group in load.waiting]
+        running = snapshot.running + [group for load in others for group in load.running]
+        # A request may have several choices: an upper bound is good enough to find what nobody knows.
+        self._num_known = sum(group.num_requests for group in waiting) + sum(group.num_choices for group in running)
+        mix = _mix_of(waiting, self.own.uncached_share) or self.own.mix
+        if self._num_unknown:
+            count = self._num_unknown
+            prompt_tokens = mix.prompt_tokens / self.own.uncached_share
+            tokens = round(prompt_tokens * count), round(mix.output_tokens * count)
+            waiting = [WaitingGroup(0, 0, count, count, *tokens), *waiting]
+        self._depth = Depth(
+            sum(group.num_requests for group in waiting),
+            float(sum(group.prompt_tokens + group.output_tokens for group in waiting)),
+        )
+        self._num_added = 0
+        self._tokens_added = 0.0
+        self.made_at = now
+        capacity = capacity_for(mix)
+        if capacity is None:
+            self.forecast = None
+        else:
+            self.forecast = make_forecast(waiting, running, capacity, mix, self.own.uncached_share)
+        return snapshot
+
+    def estimate(
+        self, prompt_tokens: float, num_choices: int, max_tokens: int, rank: int, flow: str, weight: float, now: float
+    ) -> Estimate | None:
+        """Of a request that would come now; None if the fleet's speed is not known, or there is none."""
+        if self.forecast is None:
+            return None
+        length = self.own.lengths.expect(max_tokens)
+        tokens = prompt_tokens + num_choices * length.mean
+        key = self.forecast.order.key_of_newcomer(rank, flow, weight, tokens)
+        raw = self.forecast.newcomer(key, self._num_added, prompt_tokens, length.mean, length.high)
+        return _corrected(raw, now - self.made_at, self.calibration.factor)
+
+    def queued(self, prompt: Prompt, now: float, shed: Shed) -> Own:
+        own = self.own.add(prompt, now, shed)
+        request = prompt.request
+        estimate = self.estimate(
+            prompt.num_tokens,
+            request.num_choices,
+            request.stop.max_tokens,
+            rank_of(request),
+            flow_of(request),
+            request.weight,
+            now,
+        )
+        if estimate is not None:
+            was_queued = estimate.wait_s >= QUEUED_S
+            own.predicted = Prediction(estimate.first_token_s, self.calibration.factor, was_queued)
+        self._num_added += 1
+        self._tokens_added += prompt.num_tokens + request.num_choices * own.length.mean
+        return own
+
+    def started(self, request_id: RequestId, now: float) -> Observed | None:
+        """Returns how good the prediction was, if there was one and the request was expected to wait."""
+        own = self.own.get(request_id)
+        if own is None:
+            return None
+        actual_s = self.own.started(own, now)
+        predicted = own.predicted
+        if predicted is None or not predicted.was_queued:
+            return None
+        self.calibration.observe(predicted.first_token_s, actual_s, predicted.factor)
+        return Observed(predicted.first_token_s, actual_s)
+
+    def place(self, request: Request, sequence: int, num_prompt_tokens: int, now: float) -> Place:
+        """Of a request that waits for its first token, here or at another router."""
+        if self.forecast is None:
+            return Place(self.depth.num_requests, None)
+        num_ahead = self.forecast.num_ahead_of(rank_of(request), flow_of(request), sequence)
+        if num_ahead is None:  # it came after the forecast was made
+            num_ahead = self.forecast.num_waiting
+        first_s = self.forecast.first_token_s(num_ahead, num_prompt_tokens) * self.calibration.factor
+        return Place(num_ahead + 1, max(0.0, first_s - (now - self.made_at)))
+
+    def hopeless(self, snapshot: Snapshot, now: float) -> list[Own]:
+        """Those that will surely not be through before their time is up, because of what is ahead of them."""
+        if self.forecast is None:
+            return []
+        found = []
+        for own in snapshot.oldest:
+            request = own.prompt.request
+            if request.timeout_s <= 0.0:
+                continue
+            place = self.place(request, own.sequence, own.prompt.num_tokens, now)
+            left_s = own.queued_at + request.timeout_s - now
+            if place.first_token_s is not None and HOPELESS * place.first_token_s > max(left_s, QUEUED_S):
+                found.append(own)
+        return found
+
+    def load(self, max_groups: int, promises: bytes, model: str) -> RouterLoad:
+        """For the other routers."""
+        snapshot = self.own.snapshot(max_groups)
+        return RouterLoad(
+            router=self._router,
+            model=model,
+            waiting=tuple(snapshot.waiting),
+            running=tuple(snapshot.running),
+            promises=promises,
+        )
+
+
+def _mix_of(waiting: Sequence[WaitingGroup], uncached_share: float) -> Mix | None:
+    num_choices = sum(group.num_choices for group in waiting)
+    if not num_choices:
+        return None
+    return Mix(
+        uncached_share * sum(group.prompt_tokens for group in waiting) / num_choices,
+        max(1.0, sum(group.output_tokens for group in waiting) / num_choices),
+    )
+
+
+def _corrected(raw: Estimate, age_s: float, factor: float) -> Estimate:
+    """Waits shrink while a forecast ages."""
+    wait_s = max(0.0, raw.wait_s * factor - age_s)
+    first_s = wait_s + (raw.first_token_s - raw.wait_s) * factor
+    return Estimate(
+        raw.num_ahead,
+        wait_s,
+        first_s,
+        first_s + raw.total_s - raw.first_token_s,
+        first_s + raw.long_total_s - raw.first_token_s,
+    )

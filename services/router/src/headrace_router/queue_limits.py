@@ -1,0 +1,73 @@
+"""Whether one more request may join the queue. Pure."""
+
+from enum import Enum
+from typing import NamedTuple
+
+from headrace_router.forecast import Estimate
+
+FRESH_SHARE = 0.8
+"""The rest of each limit is for clients that were refused and come back when they were told to."""
+QUEUED_S = 0.25
+"""Who waits less does not queue: whatever its deadline, the queue is not what it would miss it for."""
+
+
+class QueueLimits(NamedTuple):
+    """Of one model, over all routers."""
+
+    max_requests: int
+    max_tokens: int
+    """Prompt tokens and expected answers."""
+    max_wait_s: float
+    """Longest time to the first token."""
+
+
+class Depth(NamedTuple):
+    num_requests: int
+    num_tokens: float
+
+
+class Obstacle(Enum):
+    FULL = "queue_full"
+    WAIT = "wait_too_long"
+    DEADLINE = "deadline_unreachable"
+
+
+class Refusal(NamedTuple):
+    obstacle: Obstacle
+    expected_s: float
+    """Time to the first token, or to the last where that is the obstacle; 0 if not known."""
+    free_in_s: float
+    """Until the obstacle is gone, if what waits is served and nothing comes."""
+
+
+def judge(
+    estimate: Estimate | None,
+    depth: Depth,
+    num_tokens: float,
+    limits: QueueLimits,
+    *,
+    left_s: float,
+    margin: float,
+    spacing_s: float,
+    is_returning: bool,
+) -> Refusal | None:
+    """None: it may come in. `num_tokens` of this request; `left_s` until its deadline; `margin`: an expected time times
+    this is seldom exceeded; `spacing_s`: the fleet begins a request in so many seconds."""
+    share = 1.0 if is_returning else FRESH_SHARE
+    num_over = depth.num_requests + 1 - max(1.0, share * limits.max_requests)
+    num_tokens_over = depth.num_tokens + num_tokens - share * limits.max_tokens
+    if depth.num_requests and (num_over > 0 or num_tokens_over > 0):
+        per_request = (depth.num_tokens + num_tokens) / (depth.num_requests + 1)
+        num_requests = max(num_over, num_tokens_over / max(1.0, per_request))
+        return Refusal(Obstacle.FULL, estimate.first_token_s if estimate else 0.0, num_requests * spacing_s)
+    if estimate is None or estimate.wait_s < QUEUED_S:
+        return None
+    over_s = estimate.first_token_s - share * limits.max_wait_s
+    if over_s > 0.0:
+        return Refusal(Obstacle.WAIT, estimate.first_token_s, over_s)
+    # What is allowed to wait is what the answer itself leaves; all of it may turn out longer than expected.
+    answer_s = estimate.long_total_s - estimate.first_token_s
+    over_s = estimate.first_token_s * margin - share * max(0.0, left_s - answer_s * margin)
+    if over_s > 0.0:
+        return Refusal(Obstacle.DEADLINE, estimate.long_total_s, over_s / margin)
+    return None

@@ -1,0 +1,247 @@
+"""The router's view of all queues: hears workers, autoscaler and other routers, and refreshes the forecasts."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from headrace_router.capacities import Capacities
+from headrace_router.forecast import Estimate
+from headrace_router.model_queue import ModelQueue, Observed, Place
+from headrace_router.own_requests import Shed
+from headrace_router.promises import Promises, pack, unpack
+from headrace_router.prompt import Prompt
+from headrace_router.prompt_size import PromptSize
+from headrace_shared import telemetry
+from headrace_shared.bus import Bus, Message
+from headrace_shared.codec import decode, encode
+from headrace_shared.errors import BusError, Overloaded, ProtocolError
+from headrace_shared.messages import Lane, Request, RouterId, RouterLoad, Telemetry
+from headrace_shared.subjects import ALL_LOADS, loads_subject, requests_consumer, telemetry_subject
+
+PERIOD_S = 0.25
+MAX_SHARE = 0.1
+"""Of this process's time at most is spent on forecasts."""
+LOAD_PERIOD_S = 0.5
+DEPTH_PERIOD_S = 1.0
+LOAD_GROUPS = 32
+"""Of waiting and of running requests, for the other routers."""
+ACTIVE_S = 10.0
+"""A queue that nobody has asked for in this time is not looked at."""
+MAX_QUEUES = 1000
+MAX_NEW_PROMISES = 4000
+DEFAULT_TOKENS_PER_CHAR = 0.25
+LEARNING = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class Tracker(Protocol):
+    """Is told what becomes of requests."""
+
+    def queued(self, prompt: Prompt, shed: Shed) -> None: ...
+
+    def started(self, prompt: Prompt) -> None: ...
+
+    def closed(self, prompt: Prompt) -> None: ...
+
+    def place(self, request: Request, sequence: int, num_prompt_tokens: int) -> Place: ...
+
+
+class QueueWatch:
+    """`run` is its task."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        router: RouterId,
+        capacities: Capacities,
+        promises: Promises,
+        on_observed: Callable[[str, Observed, float], None] = lambda model, observed, factor: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_observed` gets model, prediction and result, and the correction in use."""
+        self._bus = bus
+        self._router = router
+        self._capacities = capacities
+        self._promises = promises
+        self._on_observed = on_observed
+        self._clock = clock
+        self._queues: dict[str, ModelQueue] = {}
+        self._tokens_per_char: dict[str, float] = {}
+        self._new_promises: list[bytes] = []
+        self._told_at = clock()
+        self._has_told: set[str] = set()
+        self.retry_after_s: Callable[[str], float] = lambda model: 5.0
+        """What a client is told whose request is given up in the queue."""
+
+    async def open(self) -> None:
+        """Raises BusError."""
+        for service in ("worker", "autoscaler"):
+            await self._bus.subscribe(telemetry_subject(service, "*"), self._on_telemetry)
+        await self._bus.subscribe(ALL_LOADS, self._on_load)
+
+    def queue(self, model: str) -> ModelQueue:
+        queue = self._queues.get(model)
+        if queue is None:
+            if len(self._queues) >= MAX_QUEUES:
+                oldest = min(self._queues, key=lambda name: self._queues[name].touched_at)
+                del self._queues[oldest]
+            queue = self._queues[model] = ModelQueue(self._router)
+        return queue
+
+    # Questions.
+
+    def num_tokens(self, model: str, size: PromptSize) -> float:
+        """Of all prompts of a call, about, before they are tokenized."""
+        return size.num_tokens(1.0 / self._tokens_per_char.get(model, DEFAULT_TOKENS_PER_CHAR))
+
+    def estimate(
+        self, model: str, size: PromptSize, max_tokens: int, rank: int = 0, flow: str = "", weight: float = 1.0
+    ) -> Estimate | None:
+        """Of a call that comes now; None if nobody can tell."""
+        now = self._clock()
+        queue = self.queue(model)
+        queue.touched_at = now
+        if queue.forecast is None or now - queue.made_at > ACTIVE_S / 2:
+            self._refresh(model, queue, now)
+        tokens = self.num_tokens(model, size)
+        return queue.estimate(tokens, size.num_choices, max_tokens, rank, flow, weight, now)
+
+    def place(self, request: Request, sequence: int, num_prompt_tokens: int) -> Place:
+        now = self._clock()
+        queue = self.queue(request.model)
+        queue.touched_at = now
+        if now - queue.made_at > ACTIVE_S / 2:
+            self._refresh(request.model, queue, now)
+        return queue.place(request, sequence, num_prompt_tokens, now)
+
+    # What happens to our own requests.
+
+    def queued(self, prompt: Prompt, shed: Shed) -> None:
+        now = self._clock()
+        queue = self.queue(prompt.request.model)
+        queue.touched_at = now
+        queue.queued(prompt, now, shed)
+
+    def started(self, prompt: Prompt) -> None:
+        model = prompt.request.model
+        queue = self.queue(model)
+        observed = queue.started(prompt.request.request_id, self._clock())
+        if observed is not None:
+            self._on_observed(model, observed, queue.calibration.factor)
+
+    def closed(self, prompt: Prompt) -> None:
+        self.queue(prompt.request.model).own.remove(prompt.request.request_id)
+
+    def tokenized(self, model: str, size: PromptSize, num_tokens: int) -> None:
+        """So many were in texts of this size."""
+        if size.num_chars > 0 and num_tokens > size.num_ids:
+            before = self._tokens_per_char.get(model, DEFAULT_TOKENS_PER_CHAR)
+            seen = (num_tokens - size.num_ids) / size.num_chars
+            self._tokens_per_char[model] = before + LEARNING * (min(4.0, seen) - before)
+
+    def promised(self, digest: bytes, due_in_s: float) -> None:
+        """The other routers are to know of it."""
+        if len(self._new_promises) < MAX_NEW_PROMISES:
+            self._new_promises.append(pack(digest, due_in_s))
+
+    # The tasks.
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_fresh(), name="forecasts")
+            group.create_task(self._keep_depths(), name="queue-depths")
+
+    def gauges(self) -> dict[str, float]:
+        """For Telemetry."""
+        now = self._clock()
+        figures: dict[str, float] = {}
+        for model, queue in self._queues.items():
+            ttft_s = queue.own.ttft_p95_s(now)
+            if ttft_s is not None:
+                figures[telemetry.of_model(telemetry.TTFT_P95_OF, model)] = ttft_s
+            if len(queue.own):
+                tokens = sum(own.prompt.num_tokens for own in queue.own.waiting())
+                figures[telemetry.of_model(telemetry.WAITING_TOKENS_OF, model)] = float(tokens)
+        return figures
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            began = time.perf_counter()
+            now = self._clock()
+            for model, queue in list(self._queues.items()):
+                if self._is_active(queue, now):
+                    self._refresh(model, queue, now)
+                    await asyncio.sleep(0)
+            if now - self._told_at >= LOAD_PERIOD_S - PERIOD_S / 2:
+                self._told_at = now
+                self._tell()
+            await asyncio.sleep(max(PERIOD_S, (time.perf_counter() - began) / MAX_SHARE))
+
+    async def _keep_depths(self) -> None:
+        while True:
+            await asyncio.sleep(DEPTH_PERIOD_S)
+            for model, queue in list(self._queues.items()):
+                if self._is_active(queue, self._clock()):
+                    try:
+                        queue.on_depth(await self._depth(model))
+                    except BusError as error:
+                        log.debug("queue depth unknown", model=model, error=str(error))
+
+    async def _depth(self, model: str) -> int:
+        depths = [await self._bus.queue_depth(requests_consumer(model, lane)) for lane in Lane]
+        return sum(depth.num_pending + depth.num_unacknowledged for depth in depths)
+
+    def _is_active(self, queue: ModelQueue, now: float) -> bool:
+        return len(queue.own) > 0 or now - queue.touched_at <= ACTIVE_S
+
+    def _refresh(self, model: str, queue: ModelQueue, now: float) -> None:
+        snapshot = queue.refresh(lambda mix: self._capacities.of(model, mix, now), now)
+        for own in queue.hopeless(snapshot, now):
+            log.info("request given up in the queue", request_id=own.prompt.request.request_id)
+            own.shed(
+                Overloaded(
+                    "The queue moves too slowly for the request's deadline.",
+                    retry_after_s=self.retry_after_s(model),
+                    code="deadline_unreachable",
+                )
+            )
+
+    def _tell(self) -> None:
+        promises, self._new_promises = b"".join(self._new_promises), []
+        telling = {model for model, queue in self._queues.items() if len(queue.own)}
+        for model in telling | self._has_told:
+            load = self.queue(model).load(LOAD_GROUPS, promises, model)
+            promises = b""
+            with contextlib.suppress(BusError):  # the next one is soon
+                self._bus.publish(loads_subject(self._router), encode(load))
+        if promises:
+            with contextlib.suppress(BusError):
+                self._bus.publish(
+                    loads_subject(self._router), encode(RouterLoad(router=self._router, model="", promises=promises))
+                )
+        self._has_told = telling
+
+    def _on_telemetry(self, message: Message) -> None:
+        try:
+            self._capacities.on_figures(decode(message.data, Telemetry), self._clock())
+        except ProtocolError as error:
+            log.info("undecodable telemetry", subject=message.subject, error=str(error))
+
+    def _on_load(self, message: Message) -> None:
+        try:
+            load = decode(message.data, RouterLoad)
+        except ProtocolError as error:
+            log.warning("undecodable load of a router", error=str(error))
+            return
+        if load.router == self._router:
+            return
+        now = self._clock()
+        for digest, due_in_s in unpack(load.promises):
+            self._promises.add(digest, now + due_in_s, now)
+        if load.model:
+            self.queue(load.model).on_load(load, now)
