@@ -124,6 +124,11 @@ class ScriptedEngine:
     def remove(self, sequence_id: SequenceId) -> None:
         del self._sequences[sequence_id]
 
+    def rest(self) -> None:
+        assert not self._sequences and not self._outstanding, "rests with something to do"
+        if self._cache is not None:
+            self._cache = [[-1] * self._facts.block_size for _ in self._cache]
+
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         assert slices and len(slices) <= self._facts.max_sequences, len(slices)
         assert sum(part.num_tokens for part in slices) <= self._facts.tokens_per_iteration

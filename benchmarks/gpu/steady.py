@@ -50,6 +50,9 @@ class TimedEngine:
     def remove(self, sequence_id: SequenceId) -> None:
         self._engine.remove(sequence_id)
 
+    def rest(self) -> None:
+        self._engine.rest()
+
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         if IS_DRY:
             self._engine.submit(slices)

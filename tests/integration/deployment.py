@@ -21,7 +21,10 @@ from headrace_shared.errors import BusError
 from headrace_shared.messages import (
     Cancel,
     CancelReason,
+    CommandKind,
+    CommandReply,
     FinishReason,
+    Hello,
     Lane,
     LogMessage,
     Outcome,
@@ -33,14 +36,21 @@ from headrace_shared.messages import (
     StopParams,
     Telemetry,
     TokenFrame,
+    TokenLogprobs,
+    WorkerCommand,
+    WorkerId,
+    WorkerState,
 )
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import (
+    ALL_HELLOS,
     ALL_TELEMETRY,
     CANCELS,
     TOKENS,
     all_tokens_of,
     cancel_subject,
+    commands_subject,
+    replies_subject,
     request_subject,
     requests_stream,
     tokens_subject,
@@ -58,6 +68,7 @@ class Heard:
     request: Request
     stream_sequence: int
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     finishes: dict[int, FinishReason] = field(default_factory=dict)
     attempts: dict[int, set[int]] = field(default_factory=dict)
     endings: list[RequestEnded] = field(default_factory=list)
@@ -87,6 +98,7 @@ class Heard:
         self.num_repeated += min(overlap, len(message.tokens))
         assert list(message.tokens[:overlap]) == output[message.index : message.index + len(message.tokens[:overlap])]
         output.extend(message.tokens[overlap:])
+        self.logprobs.setdefault(message.choice, []).extend(message.logprobs[overlap:])
         if self.gap is not None and len(output) > self.gap:
             self.gap = None
         if message.finish is not None:
@@ -94,13 +106,15 @@ class Heard:
 
 
 class Client:
-    """Submits requests and follows their token logs."""
+    """Submits requests and follows their token logs. Also tells workers what to become."""
 
     def __init__(self, bus: NatsBus) -> None:
         self.bus = bus
         self.router = RouterId(f"router-{secrets.token_hex(4)}")
         self.requests: dict[str, Heard] = {}
         self.telemetry: dict[str, Telemetry] = {}
+        self.states: dict[str, WorkerState] = {}
+        self.replies: dict[str, CommandReply] = {}
         self._repairs: dict[str, asyncio.Task[None]] = {}
 
     @classmethod
@@ -114,6 +128,8 @@ class Client:
                 await bus.ensure_stream(spec)
             await bus.subscribe(all_tokens_of(client.router), client._on_log if hears_tokens else client._on_any)
             await bus.subscribe(ALL_TELEMETRY, client._on_telemetry)
+            await bus.subscribe(ALL_HELLOS, client._on_hello)
+            await bus.subscribe(replies_subject(client.router), client._on_reply)
             yield client
         finally:
             for task in list(client._repairs.values()):
@@ -130,13 +146,14 @@ class Client:
         num_choices: int = 1,
         lane: Lane = Lane.INTERACTIVE,
         stop_token_ids: tuple[int, ...] = (),
+        num_logprobs: int | None = None,
     ) -> Heard:
         request = Request(
             request_id=RequestId(secrets.token_hex(16)),
             router=self.router,
             model=MODEL,
             prompt=codec.pack_ids(prompt),
-            sampling=SamplingParams(seed=seed),
+            sampling=SamplingParams(seed=seed, num_logprobs=num_logprobs),
             stop=StopParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids),
             num_choices=num_choices,
             lane=lane,
@@ -152,6 +169,16 @@ class Client:
         self.bus.publish(
             cancel_subject(request_id), codec.encode(Cancel(request_id=request_id, reason=reason, choice=choice))
         )
+
+    async def command(self, worker: str, kind: CommandKind, epoch: int = 0) -> CommandReply:
+        """What it answers."""
+        command_id = secrets.token_hex(4)
+        command = WorkerCommand(
+            worker=WorkerId(worker), kind=kind, command_id=command_id, sender=self.router, epoch=epoch
+        )
+        self.bus.publish(commands_subject(WorkerId(worker)), codec.encode(command))
+        await until(lambda: command_id in self.replies, what=f"an answer of {worker} to {kind}")
+        return self.replies[command_id]
 
     async def log_of(self, heard: Heard) -> list[TokenFrame | RequestEnded]:
         messages = await self.bus.read(TOKENS.name, tokens_subject(self.router, heard.request.request_id), 100_000)
@@ -187,6 +214,14 @@ class Client:
                             heard.take(event)
         finally:
             del self._repairs[heard.request.request_id]
+
+    def _on_hello(self, message: Message) -> None:
+        hello = codec.decode(message.data, Hello)
+        self.states[hello.worker] = hello.state
+
+    def _on_reply(self, message: Message) -> None:
+        reply = codec.decode(message.data, CommandReply)
+        self.replies[reply.command_id] = reply
 
     def _on_telemetry(self, message: Message) -> None:
         telemetry = codec.decode(message.data, Telemetry)

@@ -38,7 +38,7 @@ from headrace_shared.subjects import (
     request_subject,
     requests_stream,
 )
-from headrace_worker.engine_frames import Iteration, Reset
+from headrace_worker.engine_frames import Iteration, Reset, Rest
 from headrace_worker.loop import IterationLoop
 from headrace_worker.mirror import Mirror
 from headrace_worker.session import Session
@@ -109,8 +109,8 @@ class InProcessWorker:
     def _take(self) -> None:
         inbox, self._inbox[:] = list(self._inbox), []
         for data in inbox:
-            frame: Grant | Reset = codec.decode(data, Grant | Reset)
-            if isinstance(frame, Reset):
+            frame: Grant | Reset | Rest = codec.decode(data, Grant | Reset | Rest)
+            if not isinstance(frame, Grant):
                 self.loop.reset()
                 self._generation = frame.generation
                 continue

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace_scheduler.decisions import AddResult, ChoiceLog, Credit, LossCause, SchedulerConfig, WorkerFacts
-from headrace_scheduler.scheduler import OUTCOMES, Scheduler
+from headrace_scheduler.decisions import OUTCOMES, AddResult, ChoiceLog, Credit, LossCause, SchedulerConfig, WorkerFacts
+from headrace_scheduler.scheduler import Scheduler
 from headrace_shared.messages import (
     Admission,
     CancelReason,
@@ -120,6 +120,7 @@ class ModelFleet:
         self._epoch = 0
         self.num_replacements = 0
         self.num_preemptions = 0
+        self.num_moved = 0
         self.num_cached_tokens = 0
 
     # What clients do.
@@ -205,6 +206,7 @@ class ModelFleet:
         """The process died. Its successor adopts the workers one by one, and is offered the messages by and by."""
         gauges = self.scheduler.gauges()
         self.num_preemptions += gauges.num_preemptions
+        self.num_moved += gauges.num_moved
         self.num_cached_tokens += gauges.num_cached_tokens
         self.num_replacements += 1
         self.scheduler = Scheduler(self._config)
@@ -214,6 +216,11 @@ class ModelFleet:
 
     def set_accepting(self, link: Link, accepting: bool) -> None:
         self.scheduler.set_accepting(link.worker.worker_id, accepting)
+        self._check()
+
+    def drain(self, link: Link) -> None:
+        self.set_accepting(link, False)
+        self.scheduler.evacuate(link.worker.worker_id)
         self._check()
 
     # What workers and the broker do.
@@ -315,6 +322,7 @@ class ModelFleet:
         for link in self.links.values():
             assert link.worker.holds_nothing
         self.num_preemptions += gauges.num_preemptions
+        self.num_moved += gauges.num_moved
         self.num_cached_tokens += gauges.num_cached_tokens
         for message in self.messages.values():
             ended = message.ended

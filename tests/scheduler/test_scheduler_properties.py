@@ -88,7 +88,7 @@ def pick_message(history: History, fleet: ModelFleet) -> QueuedMessage | None:
 
 
 def play_event(history: History, fleet: ModelFleet, *, calm: bool) -> None:
-    event = history.pick(26 if calm else 32)
+    event = history.pick(26 if calm else 34)
     link = pick_link(history, fleet)
     if event < 4:
         if len(fleet.messages) < MAX_REQUESTS:
@@ -130,6 +130,8 @@ def play_fault(event: int, history: History, fleet: ModelFleet, link: Link | Non
         (fleet.lose_grant, fleet.adopt)[history.pick(2)](link)
     elif event == 30:
         fleet.set_accepting(link, history.pick(2) == 1)
+    elif event > 31:
+        fleet.drain(link)
     elif event == 31:
         if history.pick(2):
             fleet.kill_worker(link, list(LossCause)[history.pick(3)])
@@ -159,6 +161,7 @@ def test_histories_reach_what_they_are_about() -> None:
     fleets = [play(random.Random(seed).randbytes(360)) for seed in range(100)]
     assert sum(len(fleet.messages) for fleet in fleets) > 500
     assert sum(fleet.num_preemptions for fleet in fleets) > 20
+    assert sum(fleet.num_moved for fleet in fleets) > 10
     assert sum(fleet.num_cached_tokens for fleet in fleets) > 1000
     assert sum(fleet.num_replacements for fleet in fleets) > 50
     outcomes = {message.ended.outcome for fleet in fleets for message in fleet.messages.values() if message.ended}

@@ -66,6 +66,7 @@ REQUEST = Request(
         frequency_penalty=0.25,
         logit_bias={7: -100.0},
         num_logprobs=2,
+        grammar='{"regex": "[0-9]+"}',
     ),
     stop=StopParams(max_tokens=16, min_tokens=2, stop_token_ids=(0, 2)),
     num_choices=2,

@@ -1,5 +1,8 @@
 """The paged cache."""
 
+import mmap
+from pathlib import Path
+
 import torch
 
 from headrace_shared.messages import BlockId
@@ -18,6 +21,45 @@ def make_cache() -> KVCache:
     )
     cache.pages[:, :5] = torch.randn((3, 5, 2, 2, 4, 8), generator=torch.Generator().manual_seed(0))
     return cache
+
+
+def test_released_memory_is_zero_at_the_same_place_and_can_be_written() -> None:
+    cache = KVCache(
+        num_layers=2,
+        num_blocks=300,
+        block_size=16,
+        num_kv_heads=2,
+        head_dim=64,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for small_or_large in (make_cache(), cache):
+        small_or_large.pages.fill_(1.0)
+        address = small_or_large.pages.data_ptr()
+        small_or_large.release()
+        assert not small_or_large.pages.any() and small_or_large.pages.data_ptr() == address
+        small_or_large.layers[1][3] = 2.0
+        assert small_or_large.pages.sum() == 2.0 * small_or_large.layers[1][3].numel()
+
+
+def test_released_memory_goes_back_to_the_system() -> None:
+    cache = KVCache(
+        num_layers=4,
+        num_blocks=2047,
+        block_size=16,
+        num_kv_heads=2,
+        head_dim=64,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )  # 128 MiB
+    cache.pages.fill_(1.0)
+    full = resident_bytes()
+    cache.release()
+    assert full - resident_bytes() > 100 << 20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def test_rows_and_slots_are_the_pages() -> None:

@@ -66,6 +66,15 @@ def test_greedy_tokens_are_the_same_however_the_model_is_divided(model: dict[str
             assert greedy(engine) == expected, f"TP {tensor_parallel}, PP {pipeline_parallel}"
 
 
+def test_all_ranks_rest_and_go_on_as_before(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, seed=3)
+    expected = greedy(load_tiny(tmp_path))
+    with rank_threads(tmp_path, 2, 2) as engine:
+        assert greedy(engine) == expected
+        engine.rest()
+        assert greedy(engine) == expected
+
+
 def test_drafts_are_verified_by_all_ranks(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, seed=3)
     expected = generated(load_tiny(tmp_path), num_tokens=60)

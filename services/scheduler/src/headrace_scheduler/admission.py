@@ -23,6 +23,7 @@ class Admitter:
         "num_admissions",
         "num_cached_tokens",
         "num_known_tokens",
+        "num_moved",
     )
 
     def __init__(self, registry: Registry, workers: Mapping[WorkerId, WorkerLedger], suspects: Suspects) -> None:
@@ -34,6 +35,7 @@ class Admitter:
         self.num_admissions = 0
         self.num_known_tokens = 0
         self.num_cached_tokens = 0
+        self.num_moved = 0
 
     def admit(self) -> None:
         """Admits what fits now. Ends what no worker could ever hold."""
@@ -42,6 +44,28 @@ class Admitter:
         while registry.may_admit and self._workers:
             registry.may_admit = False
             self._pass()
+
+    def move_from(self, source: WorkerLedger) -> None:
+        """Moves requests to other workers, in the order of arrival, for as long as there are places. All choices of one
+        that are here go together: the first one computes the prompt for the others."""
+        if not any(ledger.accepting for ledger in self._workers.values()):
+            return
+        requests = {id(request): request for stay in source.running.values() if (request := stay.request) is not None}
+        num_stuck = 0
+        for request in sorted(requests.values(), key=lambda request: (request.stream_sequence, request.arrival)):
+            stays = [stay for stay in source.running.values() if stay.request is request]
+            sequences = [sequence for stay in stays if (sequence := stay.sequence) is not None]
+            # A suspect's place is the worker of its trial, this one: it is to have another trial.
+            if not request.is_suspect and self._find_place(sequences[0]) is None:
+                num_stuck += 1
+                if num_stuck > LOOKAHEAD:
+                    return
+                continue
+            for stay, sequence in zip(stays, sequences, strict=True):
+                source.stop(stay, tell=True)
+                self._registry.leave(sequence)
+            self.num_moved += 1
+            self.admit()
 
     def see(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Ids in use on some worker."""

@@ -7,16 +7,25 @@ from typing import NamedTuple
 
 from headrace_shared.messages import (
     Admission,
+    CancelReason,
     DeadRequest,
     Extension,
     FinishReason,
     LossRecord,
+    Outcome,
     RequestEnded,
     RequestId,
     RouterId,
     SequenceId,
     WorkerId,
 )
+
+OUTCOMES = {
+    CancelReason.CLIENT: Outcome.CANCELLED,
+    CancelReason.STOP: Outcome.FINISHED,
+    CancelReason.DEADLINE: Outcome.EXPIRED,
+    CancelReason.SHED: Outcome.SHED,
+}
 
 
 class WorkerFacts(NamedTuple):
@@ -136,6 +145,8 @@ class Gauges(NamedTuple):
     """Requests that lost a worker, or whose sequence the worker dropped."""
     num_trials: int
     """Workers that are kept for a suspect now."""
+    num_moved: int
+    """Requests that were moved from a draining worker to others."""
     num_admissions: int
     num_known_tokens: int
     """Of all admissions: prompt, and output of earlier attempts."""

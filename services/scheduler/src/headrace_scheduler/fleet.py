@@ -119,6 +119,24 @@ class Fleet:
         worker = self._workers.get(worker_id)
         return worker.link if worker is not None and worker.link is not None and worker.link.is_active else None
 
+    @property
+    def num_ready(self) -> int:
+        """Workers of the model that take new sequences, whoever leases them."""
+        return sum(self._is_ready(worker) for worker in self._workers.values())
+
+    @property
+    def has_ready_elsewhere(self) -> bool:
+        """Some of them are not ours."""
+        return any(worker.link is None and self._is_ready(worker) for worker in self._workers.values())
+
+    def draining(self) -> dict[WorkerId, WorkerLink]:
+        """Ours that want to go, where grants may flow."""
+        return {
+            worker_id: worker.link
+            for worker_id, worker in self._workers.items()
+            if worker.hello.state is WorkerState.DRAINING and worker.link is not None and worker.link.is_active
+        }
+
     def on_hello(self, message: Message) -> None:
         try:
             hello = codec.decode(message.data, Hello)
@@ -137,6 +155,9 @@ class Fleet:
         if hello.state is WorkerState.LEAVING:
             cause = LossCause.FAILED if hello.failure else LossCause.HANDED_OVER
             self._lose(hello.worker, hello.failure or "it leaves", cause)
+            return
+        if hello.state is WorkerState.PARKED:
+            self._lose(hello.worker, "it is parked", LossCause.HANDED_OVER)
             return
         self._core().set_accepting(hello.worker, self._may_accept(hello))
         link = worker.link
@@ -279,7 +300,7 @@ class Fleet:
         for worker_id, worker in list(self._workers.items()):
             key = worker_lease_key(worker_id)
             silent_for_s = now - max(worker.heard_at, self._connected_since or now)
-            is_gone = silent_for_s > SILENCE_S or worker.hello.state is WorkerState.LEAVING
+            is_gone = silent_for_s > SILENCE_S or worker.hello.state in (WorkerState.LEAVING, WorkerState.PARKED)
             if is_gone and key in self._leases.held:
                 await self._leases.release(key)
             elif silent_for_s > FORGET_S:
@@ -310,8 +331,14 @@ class Fleet:
     def _may_accept(self, hello: Hello) -> bool:
         return hello.state is WorkerState.READY and not self._handover.is_chosen(hello.worker)
 
+    def _is_ready(self, worker: _Worker) -> bool:
+        return worker.hello.state is WorkerState.READY and self._clock() - worker.heard_at <= SILENCE_S
+
     def _fair_share(self, now: float) -> int:
-        num_present = sum(1 for known in self._workers.values() if now - known.heard_at <= SILENCE_S)
+        num_present = sum(
+            now - known.heard_at <= SILENCE_S and known.hello.state is not WorkerState.PARKED
+            for known in self._workers.values()
+        )
         return math.ceil(num_present / max(1, self._num_schedulers()))
 
     def _wants(self, worker_id: WorkerId, worker: _Worker, now: float) -> bool:

@@ -12,11 +12,11 @@ import structlog
 from msgspec import Struct
 
 from headrace_scheduler.cancellations import Cancellations
-from headrace_scheduler.decisions import AddResult, EndedRequest
+from headrace_scheduler.decisions import OUTCOMES, AddResult, EndedRequest
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
-from headrace_scheduler.scheduler import OUTCOMES, Scheduler
+from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.token_log import read_log
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery

@@ -86,6 +86,7 @@ class WorkerLedger:
         "accepting",
         "backlog",
         "credit",
+        "evacuates",
         "facts",
         "pool",
         "running",
@@ -110,6 +111,8 @@ class WorkerLedger:
         self.backlog = 0
         """Sum of `num_backlog` of the running stays."""
         self.accepting = True
+        self.evacuates = False
+        """Its sequences go to other workers as soon as they have a place there."""
         self.trial: OwnedRequest | None = None
         """The suspect that this worker is kept for: nobody else runs on it (`suspects.py`)."""
         self.credit = Credit()

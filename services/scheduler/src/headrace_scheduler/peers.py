@@ -7,6 +7,7 @@ from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import ProtocolError
 from headrace_shared.messages import SchedulerId, Telemetry
 from headrace_shared.subjects import telemetry_subject
+from headrace_shared.telemetry import NUM_WAITING
 
 PRESENCE_S = 3.0
 MAX_PEERS = 1000
@@ -19,6 +20,7 @@ class Peers:
         self._clock = clock
         self._heard_at: dict[str, float] = {}
         self._num_workers: dict[str, float] = {}
+        self._num_waiting: dict[str, float] = {}
         self._reconnected_at = clock()
 
     async def open(self, bus: Bus) -> None:
@@ -41,6 +43,11 @@ class Peers:
         """One of them, this one not included, could run something."""
         return any(self._num_workers.get(peer) and self.is_present(peer) for peer in self._heard_at)
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that they hold and have no worker for."""
+        return int(sum(self._num_waiting.get(peer, 0.0) for peer in self._heard_at if self.is_present(peer)))
+
     def on_reconnect(self) -> None:
         self._reconnected_at = self._clock()
 
@@ -58,4 +65,7 @@ class Peers:
         elif len(self._heard_at) < MAX_PEERS or telemetry.id in self._heard_at:
             self._heard_at[telemetry.id] = self._clock()
         self._num_workers[telemetry.id] = telemetry.gauges.get("num_workers", 0.0)
-        self._num_workers = {peer: number for peer, number in self._num_workers.items() if peer in self._heard_at}
+        self._num_waiting[telemetry.id] = telemetry.gauges.get(NUM_WAITING, 0.0)
+        for figures in (self._num_workers, self._num_waiting):
+            for peer in figures.keys() - self._heard_at.keys():
+                del figures[peer]

@@ -10,6 +10,10 @@ from headrace_shared.telemetry import Instrument
 UNUSABLE = Instrument("counter", "headrace_messages_unusable_total", "Queue messages that no scheduler can read.")
 DEAD = Instrument("counter", "headrace_requests_dead_total", "Requests that were given up and kept in the stream DEAD.")
 
+MOVED = Instrument(
+    "counter", "headrace_requests_moved_total", "Requests moved from a draining worker to others.", ("model",)
+)
+
 
 class Reporting:
     def __init__(self, service: Service, model: str, endings: Endings, intake: Intake) -> None:
@@ -26,6 +30,7 @@ class Reporting:
         self._blocks_free = metrics.gauge(telemetry.BLOCKS_FREE).labels(model)
         self._blocks_referenced = metrics.gauge(telemetry.BLOCKS_REFERENCED).labels(model)
         self._blocks_awaiting = metrics.gauge(telemetry.BLOCKS_AWAITING).labels(model)
+        self._moved = metrics.counter(MOVED).labels(model)
         self._unusable = metrics.counter(UNUSABLE)
         self._dead = metrics.counter(DEAD)
         self._num_dead = 0
@@ -42,6 +47,7 @@ class Reporting:
         # A core that started anew counts from zero.
         is_same = last is not None and gauges.num_admissions >= last.num_admissions
         self._preemptions.inc(gauges.num_preemptions - (last.num_preemptions if last is not None and is_same else 0))
+        self._moved.inc(gauges.num_moved - (last.num_moved if last is not None and is_same else 0))
         self._cached_tokens.inc(
             gauges.num_cached_tokens - (last.num_cached_tokens if last is not None and is_same else 0)
         )
@@ -74,6 +80,7 @@ class Reporting:
             "num_workers": len(gauges.workers),
             "num_preemptions": gauges.num_preemptions,
             "num_losses": gauges.num_losses,
+            "num_moved": gauges.num_moved,
             "num_trials": gauges.num_trials,
             "num_dead": self._endings.num_dead,
             "num_ending": self._endings.num_pending,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from headrace_scheduler.admission import Admitter
 from headrace_scheduler.adoption import FAILED_MESSAGE, aboard, adopt, block_tables, is_self_contained, restore
 from headrace_scheduler.decisions import (
+    OUTCOMES,
     AddResult,
     Adoption,
     ChoiceLog,
@@ -38,13 +39,6 @@ from headrace_shared.messages import (
 
 ATTEMPTS_PER_DELIVERY = 256
 """A redelivered message starts above all attempts of its earlier delivery (the token log knows exactly, if given)."""
-
-OUTCOMES = {
-    CancelReason.CLIENT: Outcome.CANCELLED,
-    CancelReason.STOP: Outcome.FINISHED,
-    CancelReason.DEADLINE: Outcome.EXPIRED,
-    CancelReason.SHED: Outcome.SHED,
-}
 
 
 class Scheduler:
@@ -86,7 +80,7 @@ class Scheduler:
         ledger = WorkerLedger(facts, config.horizon_blocks, config.prefix_caching, block_tables(snapshot))
         if old is not None:
             self._abandon(old)
-            ledger.accepting = old.accepting
+            ledger.accepting, ledger.evacuates = old.accepting, old.evacuates
         self._workers[worker_id] = ledger
         new = adopt(self._registry, ledger, snapshot)
         self._suspects.adopted(ledger)
@@ -147,6 +141,15 @@ class Scheduler:
         ledger = self._workers.get(worker_id)
         if ledger is not None and ledger.accepting is not accepting:
             ledger.accepting = accepting
+            ledger.evacuates = ledger.evacuates and not accepting
+            self._registry.may_admit = True
+
+    @event
+    def evacuate(self, worker_id: WorkerId) -> None:
+        """Its sequences move to others from now on, as places are found, until it accepts again. Unknown: no-op."""
+        ledger = self._workers.get(worker_id)
+        if ledger is not None and not ledger.accepting and not ledger.evacuates:
+            ledger.evacuates = True
             self._registry.may_admit = True
 
     @event
@@ -268,6 +271,9 @@ class Scheduler:
         if registry.may_admit:
             for stay in self._suspects.assign():
                 self._make_way(stay)
+            for ledger in self._workers.values():
+                if ledger.evacuates:
+                    self._admitter.move_from(ledger)
             self._admitter.admit()
         credits: dict[WorkerId, Credit] = {}
         for worker_id, ledger in self._workers.items():
@@ -291,6 +297,11 @@ class Scheduler:
     @property
     def has_worker(self) -> bool:
         return bool(self._workers)
+
+    @property
+    def accepts(self) -> bool:
+        """Some worker takes new sequences."""
+        return any(ledger.accepting for ledger in self._workers.values())
 
     @property
     def num_waiting(self) -> int:
@@ -319,6 +330,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_losses=self._num_losses,
             num_trials=sum(ledger.trial is not None for ledger in self._workers.values()),
+            num_moved=self._admitter.num_moved,
             num_admissions=self._admitter.num_admissions,
             num_known_tokens=self._admitter.num_known_tokens,
             num_cached_tokens=self._admitter.num_cached_tokens,

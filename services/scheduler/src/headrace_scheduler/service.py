@@ -13,6 +13,7 @@ import structlog
 from headrace_scheduler.broker_clock import BrokerClock
 from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import Adoption, Decisions, SchedulerConfig
+from headrace_scheduler.drains import Drains
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.fleet import Fleet
 from headrace_scheduler.flight_log import FlightLog
@@ -24,6 +25,7 @@ from headrace_scheduler.reporting import Reporting
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.settings import SchedulerSettings
 from headrace_scheduler.token_log import read_log
+from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.leases import Leases
@@ -109,6 +111,9 @@ class SchedulerService:
             num_schedulers=lambda: self._peers.num_schedulers,
             is_present=self._peers.is_present,
         )
+        self._drains = Drains(
+            self._get_core, self.fleet, self._num_queued, settings.move_after_s, self._wake.set, clock
+        )
         self._intake = Intake(
             bus,
             self._model,
@@ -130,6 +135,7 @@ class SchedulerService:
         service = self.service
         service.spawn(self._leases.keep(self.fleet.on_lease_lost), "leases")
         service.spawn(self.fleet.run(), "fleet")
+        service.spawn(self._drains.run(), "drains")
         service.spawn(self._endings.run(), "endings")
         service.spawn(self._cancellations.run(), "tombstones")
         service.spawn(self._lifetimes.run(), "lifetimes")
@@ -205,6 +211,11 @@ class SchedulerService:
         for request_id, record in decisions.losses:
             self._losses.store(request_id, record)
 
+    async def _num_queued(self) -> int:
+        """Requests that wait in the queue or with peers. Raises BusError."""
+        depths = [await lane_depth(self._bus, self._model, lane) for lane in Lane]
+        return sum(depth.num_pending for depth in depths) + self._peers.num_waiting
+
     async def _show_life(self) -> None:
         """Keeps the queue from offering to others what we hold."""
         while True:
@@ -232,11 +243,14 @@ class SchedulerService:
             await asyncio.sleep(1.0)
 
     async def _watch_for_workers(self) -> None:
-        """Notices that we have none, while peers do."""
+        """Notices that we have none, or none that takes anything, while peers do."""
         had_one_at = self._clock()
         while True:
             now = self._clock()
-            if self.core.has_worker or not self._peers.have_workers:
+            have_peers_one = self._peers.have_workers
+            if self.core.has_worker:  # it drains, or is about to be handed over
+                have_peers_one = have_peers_one and self.fleet.has_ready_elsewhere
+            if self.core.accepts or not have_peers_one:
                 had_one_at = now
             elif now - had_one_at > STRANDED_S and self._is_surely_owner():
                 self._leave_to_peers()
@@ -260,7 +274,7 @@ class SchedulerService:
         from the queue continues it from the token log."""
         left = list(self.core.ack_subjects())
         if left:
-            log.warning("no worker: requests go back to the queue", num_requests=len(left))
+            log.warning("no worker for them: requests go back to the queue", num_requests=len(left))
         for request_id, ack_subject in left:
             self.core.let_go(request_id)
             self._placed.discard(request_id)

@@ -22,6 +22,8 @@ class SchedulerSettings(QueueSettings, frozen=True, kw_only=True):
     """A request that has lost its worker more often than this is given up, whoever is to blame."""
     max_deliveries: Annotated[int, Meta(ge=1)] = 10
     """A request that was taken from the queue more often than this, losses of workers apart, is given up."""
+    move_after_s: Annotated[float, Meta(ge=0, le=3600)] = 1.0
+    """The sequences of a draining worker are moved to others after so long; shorter ones end where they are."""
     dead_prompts: bool = False
     """Keep the prompts of requests that were given up, so that `headrace dead requeue` can try them again."""
     flight_recorder: bool = True

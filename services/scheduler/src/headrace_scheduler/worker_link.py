@@ -12,6 +12,7 @@ from headrace_shared.errors import BusError
 from headrace_shared.messages import (
     Admission,
     Adopt,
+    DrainVerdict,
     Extension,
     Grant,
     Progress,
@@ -116,6 +117,14 @@ class WorkerLink:
         """Sends credit, in as many grants as the broker's payload limit asks for."""
         for admissions, extensions, releases in split_credit(credit, self._max_bytes):
             self._grant(admissions, extensions, releases, now)
+
+    def judge(self, *, is_granted: bool, has_others: bool) -> None:
+        """Says whether the worker may leave."""
+        if self.broken is None and self.is_active:
+            verdict = DrainVerdict(
+                worker=self.worker_id, epoch=self.epoch, is_granted=is_granted, has_others=has_others
+            )
+            self._send(codec.encode(verdict))
 
     def tick(self, now: float) -> None:
         """To be called at least every 100 ms."""

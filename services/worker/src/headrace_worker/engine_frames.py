@@ -1,9 +1,10 @@
 """What the I/O process and the engine process say to each other: length-prefixed frames of the wire codec.
 
 To the engine: `Load` once, then the bytes of each `Grant` as they came from the broker (a prompt is never encoded
-again), and `Reset`. From it: `Loading` while it loads, the tokenizer in parts, `Loaded` (or `Refused`), then one
-`Iteration` for each iteration. An engine of several ranks has a process and such a connection for each: all are sent
-`Load`, only the first one more than that, and each sends `Beat` twice a second and, when it fails, `RankFailed`.
+again), `Reset` and `Rest`. From it: `Loading` while it loads, the tokenizer in parts, `Loaded` (or `Refused`), then one
+`Iteration` for each iteration, and a `Rested` for each `Rest`. An engine of several ranks has a process and such a
+connection for each: all are sent `Load`, only the first one more than that, and each sends `Beat` twice a second and,
+when it fails, `RankFailed`.
 """
 
 import struct
@@ -32,6 +33,17 @@ class Reset(Struct, frozen=True, tag=True, kw_only=True):
 
     generation: int
     """1, 2, 3 …; the iterations that follow carry it, so that what came before is not taken for what comes after."""
+
+
+class Rest(Struct, frozen=True, tag=True, kw_only=True):
+    """Drop every sequence, and give up what memory only sequences need. The next grant ends it."""
+
+    generation: int
+    """As in `Reset`."""
+
+
+class Rested(Struct, frozen=True, tag=True, kw_only=True):
+    generation: int
 
 
 class Loading(Struct, frozen=True, tag=True, kw_only=True):
@@ -102,8 +114,8 @@ class RankFailed(Struct, frozen=True, tag=True, kw_only=True):
     """Another rank is lost, which explains it."""
 
 
-ToEngine = Load | Grant | Reset
-FromEngine = Loading | TokenizerPart | Loaded | Refused | Iteration | Beat | RankFailed
+ToEngine = Load | Grant | Reset | Rest
+FromEngine = Loading | TokenizerPart | Loaded | Refused | Iteration | Rested | Beat | RankFailed
 
 
 def framed(data: bytes) -> bytes:

@@ -38,6 +38,8 @@ from headrace_worker.engine_frames import (
     Loaded,
     Loading,
     Refused,
+    Rest,
+    Rested,
     ToEngine,
     TokenizerPart,
     framed,
@@ -105,10 +107,10 @@ def _serve(engine: Engine, inbox: "queue.Queue[ToEngine]", outlet: Outlet) -> No
         result = loop.step()
         if result is not None:
             outlet.send(iteration_frame(result, generation))
-        generation = _take(inbox, loop, generation, wait=result is None)
+        generation = _take(inbox, loop, outlet, generation, wait=result is None)
 
 
-def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, generation: int, wait: bool) -> int:
+def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, outlet: Outlet, generation: int, wait: bool) -> int:
     """Applies what has come; `wait`s for something if there is nothing to run. Returns the generation."""
     while True:
         try:
@@ -117,6 +119,8 @@ def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, generation: int, 
             return generation
         wait = False
         generation = apply_frame(frame, loop, generation)
+        if isinstance(frame, Rest):
+            outlet.send(Rested(generation=generation))
 
 
 def _warm_up(loop: IterationLoop, facts: EngineFacts) -> None:

@@ -5,6 +5,7 @@ of the memory's bandwidth.
 """
 
 import contextlib
+import ctypes
 import math
 import mmap
 from collections.abc import Sequence
@@ -28,6 +29,29 @@ def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     raw = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -raw.data_ptr() % HUGE_PAGE
     return raw[start : start + num_bytes].view(dtype).view(tuple(shape))
+
+
+def release_pages(tensor: Tensor) -> None:
+    """Zeroes a contiguous tensor on the CPU, and gives its memory back until it is written again. Its address stays."""
+    page = mmap.PAGESIZE
+    start = tensor.data_ptr()
+    end = start + tensor.numel() * tensor.element_size()
+    first, last = -(-start // page) * page, end // page * page
+    if first >= last or not _forget(first, last - first):
+        tensor.zero_()
+        return
+    raw = tensor.view(-1).view(torch.uint8)
+    raw[: first - start] = 0
+    raw[last - start :] = 0
+
+
+def _forget(address: int, num_bytes: int) -> bool:
+    """False where the system cannot."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return False
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return int(madvise(address, num_bytes, mmap.MADV_DONTNEED)) == 0
 
 
 class Arena:

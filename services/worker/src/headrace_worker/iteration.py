@@ -94,6 +94,11 @@ class Engine(Protocol):
         """Forgets a sequence. Safe while an iteration that contains it is in flight."""
         ...
 
+    def rest(self) -> None:
+        """It has no sequence, and none is expected soon: gives the cache's memory back as far as it can. What is added
+        later finds everything as in the beginning."""
+        ...
+
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         """Starts one iteration over at least one slice. As many may be outstanding as the facts' `num_stages`; without
         stages two, or one if not `looks_ahead`."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import BlockId
-from headrace_worker.huge_pages import huge_zeros
+from headrace_worker.huge_pages import huge_zeros, release_pages
 
 
 class KVCache:
@@ -43,6 +43,12 @@ class KVCache:
         flat = self.pages.view(num_layers, -1, block_size * head_dim)
         self.layers: list[Tensor] = list(flat.unbind(0))
         self._slots: list[Tensor] = list(self.pages.view(num_layers, -1, head_dim).unbind(0))
+
+    def release(self) -> None:
+        """Gives the memory back to the system where it is main memory; it is zero, and comes back as it is written. A
+        GPU's stays: graphs that are recorded there hold its addresses."""
+        if self.pages.device.type == "cpu":
+            release_pages(self.pages)
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
         """slots [tokens, 2 * num_kv_heads] (as in `Inputs`), keys_values [tokens, 2 * num_kv_heads, head_dim]."""

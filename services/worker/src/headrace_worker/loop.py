@@ -113,6 +113,11 @@ class IterationLoop:
         self._failed.clear()
         self._released.clear()
 
+    def rest(self) -> None:
+        """As `reset`; and the engine gives up what memory only sequences need."""
+        self.reset()
+        self._engine.rest()
+
     def step(self) -> StepResult | None:
         """Keeps the engine supplied and collects the oldest iteration. None: nothing can run and nothing happened."""
         while len(self._in_flight) < self._depth and self._submit():

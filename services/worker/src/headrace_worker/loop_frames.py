@@ -1,7 +1,7 @@
 """Frames into an iteration loop, and what it brings about as a frame. The same for every engine."""
 
 from headrace_shared.messages import Grant
-from headrace_worker.engine_frames import Iteration, Reset, ToEngine
+from headrace_worker.engine_frames import Iteration, Reset, Rest, ToEngine
 from headrace_worker.loop import IterationLoop, StepResult
 
 
@@ -16,6 +16,9 @@ def apply_frame(frame: ToEngine, loop: IterationLoop, generation: int) -> int:
             loop.release(sequence_id)
     elif isinstance(frame, Reset):
         loop.reset()
+        generation = frame.generation
+    elif isinstance(frame, Rest):
+        loop.rest()
         generation = frame.generation
     return generation
 

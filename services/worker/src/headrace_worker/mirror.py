@@ -186,6 +186,10 @@ class Mirror:
     def unpublished(self) -> list[MirrorSequence]:
         return list(self._unpublished.values())
 
+    @property
+    def has_unpublished(self) -> bool:
+        return bool(self._unpublished)
+
     def mark_published(self, sequence: MirrorSequence, frame: TokenFrame) -> bool:
         """Whether that was all of it."""
         sequence.num_published += len(frame.tokens)

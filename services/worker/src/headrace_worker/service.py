@@ -1,9 +1,9 @@
 """The I/O process of a worker: holds the broker connection and the engine process, and connects the two.
 
-    loading -> ready -> draining -> leaving
+    loading -> ready -> draining -> leaving, or parked (`duty.py`)
 
-Ready only after the engine has generated a token. When the engine dies, hangs or talks nonsense, the process says that
-it leaves and exits non-zero: its scheduler places the sequences elsewhere, a supervisor starts a new worker.
+Ready or parked only after the engine has generated a token. When the engine dies, hangs or talks nonsense, the process
+says that it leaves and exits non-zero: its scheduler places the sequences elsewhere, a supervisor starts a new worker.
 """
 
 import asyncio
@@ -18,12 +18,14 @@ from msgspec.structs import replace
 from headrace_shared import codec, telemetry
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, ConfigError, HeadraceError
-from headrace_shared.messages import Hello, ModelCard, WorkerId, WorkerState
+from headrace_shared.messages import DrainVerdict, Hello, ModelCard, WorkerId, WorkerState
 from headrace_shared.model_cards import served_name, store_card
 from headrace_shared.service import Service
 from headrace_shared.subjects import TOKENS, grants_subject, hello_subject
 from headrace_shared.tasks import end
-from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, TokenizerPart
+from headrace_worker.commands import Commands
+from headrace_worker.duty import Action, Duty
+from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, Rested, TokenizerPart
 from headrace_worker.engine_link import AnyLink, EngineDied
 from headrace_worker.log_watch import LogWatch
 from headrace_worker.mirror import Mirror
@@ -66,7 +68,8 @@ class WorkerService:
         self._settings = settings
         self._clock = clock
         self._id = WorkerId(service.id)
-        self._state = WorkerState.LOADING
+        self._duty = Duty(self._id, parked=settings.parked, drain_limit_s=settings.drain_limit_s)
+        self._commands = Commands(self._id, bus, self._duty, self._carry_out, self._hello, clock)
         self._failure = ""
         """Why it has to leave."""
         self._model = settings.served_name or served_name(settings.model)
@@ -74,16 +77,17 @@ class WorkerService:
         self._session: Session | None = None
         self._loading: Loading | None = None
         self._patience = Patience(settings.hang_timeout_s)
-        self._drained = asyncio.Event()
+        self._is_done = asyncio.Event()
         self._reconnected = asyncio.Event()
         self._reporting: Reporting | None = None
 
     async def run(self) -> None:
         """Raises ConfigError if the engine cannot serve what is configured, EngineDied, RankLost or EngineHangs if it
         fails."""
+        await self._commands.listen()
         self._service.spawn(self._say_hello(), "hello")
         self._service.spawn(
-            self._service.report(self._bus, lambda: self._state.value, self._gauges, self._model), "telemetry"
+            self._service.report(self._bus, lambda: self._duty.state.value, self._gauges, self._model), "telemetry"
         )
         if self._settings.num_nodes == 1:
             await self._run_engine(await self._start(self._settings))
@@ -98,7 +102,7 @@ class WorkerService:
             if await self._unless_draining(self._prepare(link)):
                 await self._serve(link)
         finally:
-            self._set_state(WorkerState.LEAVING)
+            self._commands.act(lambda duty, _: duty.on_leaving())
             await link.close()
 
     async def _prepare(self, link: AnyLink) -> None:
@@ -165,8 +169,9 @@ class WorkerService:
             self._bus,
             Mirror(self._facts.block_size, keeps_finished=is_in_cluster),
             link.send_bytes,
-            self._hello,
+            self._on_adopted,
             self._clock(),
+            self._on_verdict,
         )
         self._session = session
         memory = link.memory if isinstance(link, RankGroup) else dict
@@ -176,19 +181,18 @@ class WorkerService:
         )
         self._bus.on_reconnect(self._reconnected.set)
         self._service.set_ready(lambda: None if self._bus.is_connected else "no connection to the broker")
-        self._set_state(WorkerState.READY)
-        log.info("ready", model=self._model, num_blocks=self._facts.num_blocks, device=self._facts.device)
+        self._commands.act(Duty.on_loaded)
+        log.info("loaded", model=self._model, num_blocks=self._facts.num_blocks, device=self._facts.device)
         tasks = [
             self._service.spawn(self._told(self._read(link, session)), "engine"),
             self._service.spawn(self._told(self._tick(session)), "tick"),
             self._service.spawn(self._resume(session), "resume"),
+            self._service.spawn(self._await_signal(), "signal"),
         ]
         if is_in_cluster:
             tasks.append(self._service.spawn(LogWatch(self._bus, session).run(), "log-watch"))
         try:
-            await self._service.draining.wait()
-            self._set_state(WorkerState.DRAINING)
-            await self._drained.wait()
+            await self._is_done.wait()
         finally:
             for task in tasks:
                 task.cancel()
@@ -208,6 +212,8 @@ class WorkerService:
             if isinstance(frame, Iteration):
                 self._patience.note(frame.elapsed_s)
                 session.on_iteration(frame, self._clock())
+            elif isinstance(frame, Rested) and frame.generation == session.generation:
+                self._commands.act(Duty.on_rested)
 
     async def _resume(self, session: Session) -> None:
         """After each reconnect: a restarted broker has lost the token log, which is to hold what is sent again."""
@@ -228,9 +234,8 @@ class WorkerService:
         while True:
             now = self._clock()
             session.tick(now)
-            if self._service.draining.is_set() and not (session.mirror.num_sequences or session.mirror.has_report):
-                self._drained.set()
-            if not session.mirror.can_run:
+            self._commands.act(lambda duty, now: duty.tick(now, is_empty=session.is_empty))
+            if not session.mirror.can_run and not self._duty.is_resting:
                 session.iterated_at = now
             elif now - session.iterated_at > self._patience.limit_s:
                 raise EngineHangs(now - session.iterated_at)
@@ -244,30 +249,50 @@ class WorkerService:
             self._failure = str(error)
             self._service.fail(self._failure)
 
+    async def _await_signal(self) -> None:
+        await self._service.draining.wait()
+        self._commands.act(Duty.on_signal)
+
+    def _carry_out(self, action: Action) -> None:
+        if action is Action.LEAVE:
+            self._is_done.set()
+            if self._session is None and not self._service.draining.is_set():
+                self._service.drain()  # loading is not waited for
+        elif self._session is not None:
+            if action is Action.REST:
+                self._guard(self._session.suspend)
+            else:
+                self._session.resume()
+
+    def _on_adopted(self) -> None:
+        self._commands.on_adopted()
+        self._hello()
+
+    def _on_verdict(self, verdict: DrainVerdict) -> None:
+        self._commands.act(lambda duty, now: duty.on_verdict(verdict, now))
+
     async def _say_hello(self) -> None:
         while True:
             self._hello()
             await asyncio.sleep(HELLO_S)
-
-    def _set_state(self, state: WorkerState) -> None:
-        if state is not self._state:
-            self._state = state
-            self._hello()
 
     def _hello(self) -> None:
         facts = self._facts
         hello = Hello(
             worker=self._id,
             model=self._model,
-            state=self._state,
+            state=self._duty.state,
             epoch=self._session.epoch if self._session is not None else 0,
             num_blocks=facts.num_blocks if facts is not None else 0,
             block_size=facts.block_size if facts is not None else 0,
             context=facts.context if facts is not None else 0,
             max_sequences=facts.max_sequences if facts is not None else 0,
             tokens_per_iteration=facts.tokens_per_iteration if facts is not None else 0,
-            failure=self._failure if self._state is WorkerState.LEAVING else "",
+            failure=self._failure if self._duty.state is WorkerState.LEAVING else "",
             hang_timeout_s=self._patience.limit_s,
+            promotion_s=self._commands.promotion_s,
+            is_parking=self._duty.is_parking,
+            command_epoch=self._duty.epoch,
         )
         with contextlib.suppress(BusError):  # the next one is soon
             self._bus.publish(hello_subject(self._model, self._id), codec.encode(hello))

@@ -25,7 +25,7 @@ from headrace_shared.messages import (
     WorkerId,
 )
 from headrace_shared.subjects import progress_subject, tokens_subject
-from headrace_worker.engine_frames import Iteration, Reset
+from headrace_worker.engine_frames import Iteration, Reset, Rest
 from headrace_worker.mirror import Mirror
 
 HEARTBEAT_S = 0.4
@@ -67,6 +67,7 @@ class Session:
         self._progress_sent_at = now
         self._ticked_at = now
         self._generation = 0
+        self.is_suspended = False
         self.num_iterations = 0
         """Of the engine since its start, as it last said."""
         self._num_coalesced = 0
@@ -82,6 +83,16 @@ class Session:
         """When the engine last showed that it lives."""
 
     @property
+    def is_empty(self) -> bool:
+        """It holds no sequence, and everything is told."""
+        mirror = self.mirror
+        return not (mirror.num_sequences or mirror.has_report or mirror.has_unpublished)
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
     def epoch(self) -> int:
         """Of the lease it obeys; 0 if none."""
         return self._epoch if self._scheduler is not None else 0
@@ -92,6 +103,8 @@ class Session:
             control: ControlMessage = codec.decode(message.data, ControlMessage)
         except ProtocolError as error:
             log.warning("control message dropped", error=str(error))
+            return
+        if self.is_suspended:
             return
         if control.worker != self._worker_id:
             log.warning("control message for another worker dropped", worker=control.worker)
@@ -116,6 +129,15 @@ class Session:
         self.num_output_tokens += self.mirror.apply_rows(iteration.rows, iteration.released)
         if self._publish_tokens() and (self.mirror.is_report_urgent or self._num_coalesced >= MAX_COALESCED):
             self._report(now)
+
+    def suspend(self) -> None:
+        """Obeys nobody, and holds nothing, until `resume`. What ran is others' once they hear of the worker's state."""
+        self.is_suspended = True
+        self._forget()
+        self._send_to_engine(codec.encode(Rest(generation=self._generation)))
+
+    def resume(self) -> None:
+        self.is_suspended = False
 
     def on_reconnect(self, now: float) -> None:
         """What was sent just before the connection broke may be lost."""
@@ -233,11 +255,14 @@ class Session:
 
     def _drop_all(self) -> None:
         log.warning("cut off from the broker: all sequences dropped", num_sequences=self.mirror.num_sequences)
+        self._forget()
+        self._send_to_engine(codec.encode(Reset(generation=self._generation)))
+
+    def _forget(self) -> None:
         self._scheduler = None
         self._epoch = 0  # with nothing held there is nothing to fence; epochs may have started anew meanwhile
         self.mirror.clear()
         self._generation += 1
-        self._send_to_engine(codec.encode(Reset(generation=self._generation)))
 
     def _release(self, sequence_ids: list[SequenceId]) -> None:
         log.warning("sequences too large for a snapshot dropped", num_sequences=len(sequence_ids))

@@ -64,6 +64,11 @@ class WorkerSettings(TimingSettings, frozen=True, kw_only=True):
     """Python module that runs as the engine process."""
     load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
     """Longest time until the engine has loaded the model and generated a token."""
+    parked: bool = False
+    """Load the model, then wait without taking any work until it is promoted."""
+    drain_limit_s: Annotated[float, Meta(gt=0, le=86400)] = 600.0
+    """Longest time that the worker, told to drain or to park, goes on with sequences that nobody else can take over.
+    After SIGTERM drain_timeout_s holds instead."""
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 8.0
     """The engine is given up if it finishes no iteration for so long while it has something to compute; later if its
     iterations take long anyway."""

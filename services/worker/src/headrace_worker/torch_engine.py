@@ -79,6 +79,9 @@ class TorchEngine:
             return True
         return state.constraint.is_ready or (wait and state.constraint.wait())
 
+    def rest(self) -> None:
+        self.cache.release()
+
     @torch.inference_mode()
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         logits = self.logits(slices)

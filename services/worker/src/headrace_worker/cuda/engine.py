@@ -108,6 +108,9 @@ class CudaEngine:
             self._places.leave(sequence_id)
             self._sampler.remove(sequence)
 
+    def rest(self) -> None:
+        self.cache.release()
+
     @torch.inference_mode()
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         sequences = [self._sequences[piece.sequence_id] for piece in slices]

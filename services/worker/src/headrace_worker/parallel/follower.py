@@ -6,7 +6,7 @@ from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import BlockId, SequenceId
 from headrace_worker.iteration import Engine, SequenceSlice
 from headrace_worker.parallel.channel import FollowerChannel
-from headrace_worker.parallel.frames import Add, Iterate, ToFollower
+from headrace_worker.parallel.frames import Add, Iterate, Rest, ToFollower
 from headrace_worker.parallel.place import RankPlace
 from headrace_worker.parallel.pulse import Pulse
 
@@ -42,6 +42,9 @@ class Follower:
         if isinstance(command, Add):
             self._block_ids[command.admission.sequence_id] = list(command.admission.block_ids)
             self._engine.add(command.admission)
+            return
+        if isinstance(command, Rest):
+            self._engine.rest()
             return
         self._pulse.begin()
         self._engine.submit(self._slices(command))

@@ -56,7 +56,12 @@ class Sampled(Struct, frozen=True, tag="s", array_like=True):
     tokens: list[SampledToken]
 
 
-ToFollower = Add | Iterate
+class Rest(Struct, frozen=True, tag="r", array_like=True):
+    num_collected: int
+    removed: list[SequenceId]
+
+
+ToFollower = Add | Iterate | Rest
 ToLeader = Join | Sampled
 
 _encoder = msgspec.msgpack.Encoder()

@@ -11,7 +11,7 @@ from headrace_shared.codec import pack_ids
 from headrace_shared.messages import Admission, SequenceId
 from headrace_worker.iteration import Engine, EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.parallel.channel import LeaderChannel
-from headrace_worker.parallel.frames import Add, Iterate, SliceFrame
+from headrace_worker.parallel.frames import Add, Iterate, Rest, SliceFrame
 from headrace_worker.parallel.place import RankPlace
 from headrace_worker.parallel.pulse import Pulse
 
@@ -51,6 +51,10 @@ class LeaderEngine:
         self._removed.append(sequence_id)
         del self._num_blocks_sent[sequence_id]
         self._engine.remove(sequence_id)
+
+    def rest(self) -> None:
+        self._channel.send(Rest(*self._done()))
+        self._engine.rest()
 
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         tokens = array("I")

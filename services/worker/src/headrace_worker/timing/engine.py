@@ -41,6 +41,9 @@ class TimingEngine:
     def remove(self, sequence_id: SequenceId) -> None:
         self._sequences.pop(sequence_id, None)
 
+    def rest(self) -> None:
+        """There is no cache whose memory could be given back."""
+
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         self.elapsed_s += self._roofline.iteration_s(work_of((part.start, part.num_tokens) for part in slices))
         self._sampled = [

@@ -16,7 +16,17 @@ from headrace_shared import codec
 from headrace_shared.errors import ConfigError
 from headrace_shared.tasks import end
 from headrace_worker.config import EngineConfig, with_defaults
-from headrace_worker.engine_frames import FromEngine, Load, Loaded, Loading, Refused, ToEngine, TokenizerPart
+from headrace_worker.engine_frames import (
+    FromEngine,
+    Load,
+    Loaded,
+    Loading,
+    Refused,
+    Rest,
+    Rested,
+    ToEngine,
+    TokenizerPart,
+)
 from headrace_worker.engine_link import MAX_UNSENT_BYTES, EngineDied
 from headrace_worker.iteration import EngineFacts
 from headrace_worker.loop import IterationLoop
@@ -142,6 +152,8 @@ class TimingLink:
                 await self._frames.put(iteration_frame(result, self._generation))
             for frame in self._take():
                 self._generation = apply_frame(frame, loop, self._generation)
+                if isinstance(frame, Rest):
+                    await self._frames.put(Rested(generation=self._generation))
 
     def _take(self) -> list[ToEngine]:
         """What has come since the last time."""
