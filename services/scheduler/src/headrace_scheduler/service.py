@@ -24,6 +24,7 @@ from headrace_scheduler.peers import Peers
 from headrace_scheduler.reporting import Reporting
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.settings import SchedulerSettings
+from headrace_scheduler.storyteller import Storyteller
 from headrace_scheduler.token_log import read_log
 from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Bus
@@ -142,6 +143,7 @@ class SchedulerService:
         service.spawn(self._losses.run(), "losses")
         if self._flight is not None:
             service.spawn(self._flight.run(), "flight-log")
+            service.spawn(Storyteller(self._bus, SchedulerId(service.id)).run(), "stories")
         service.spawn(self._schedule(), "passes")
         service.spawn(self._show_life(), "signs-of-life")
         service.spawn(self._watch(), "watch")

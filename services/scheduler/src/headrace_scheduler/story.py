@@ -1,16 +1,19 @@
 """Tells what became of one request, from a flight recording.
 
-    python -m headrace_scheduler.story FILE REQUEST
+    python -m headrace_scheduler.story [--json] FILE REQUEST
 
 The recording is replayed, and the request's sequences are compared before and after each event: so the story holds what
 the core knew and decided, and nothing had to be written down for it.
 """
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from headrace_scheduler.decisions import ChoiceLog, Gauges
 from headrace_scheduler.recording import Chunk
@@ -18,14 +21,19 @@ from headrace_scheduler.replay import Moment, chunks, read_file, replay
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Admission, Request, RequestId
+from headrace_shared.messages import Admission, Request, RequestId, StoryLine
 
 
-class Line(NamedTuple):
-    wall: float
-    """Seconds since the epoch."""
-    scheduler: str
+NICENESS = 10
+
+
+class Told(NamedTuple):
+    """One thing that happened: a word for programs, words for people, and on which worker."""
+
+    kind: str
+    """taken, adopted, placed, prompt_computed, first_token, waits, choice_ended, ended or left."""
     text: str
+    worker: str = ""
 
 
 class _Choice(NamedTuple):
@@ -54,7 +62,7 @@ class _Teller:
         waits = any(choice.state is SequenceState.WAITING for choice in self._before.values())
         self._gauges = core.gauges() if name == "schedule" and waits else None
 
-    def lines(self, moment: Moment) -> Iterator[str]:
+    def lines(self, moment: Moment) -> Iterator[Told]:
         after = self._view(moment.core)
         before = self._before
         if not before and after:
@@ -66,11 +74,12 @@ class _Teller:
                 continue
             yield from self._changed(_named(choice, len(after)), then, now, moment)
         if before and not after and moment.decisions is None:
-            yield f"not ours any more ({moment.name.replace('_', ' ')})"
+            yield Told("left", f"not ours any more ({moment.name.replace('_', ' ')})")
 
-    def _arrival(self, moment: Moment) -> str:
+    def _arrival(self, moment: Moment) -> Told:
         if moment.name != "add_request":
-            return f"taken over with the worker {moment.arguments[0]}, which went on with it"
+            worker = str(moment.arguments[0])
+            return Told("adopted", f"taken over with the worker {worker}, which went on with it", worker)
         request: Request = moment.arguments[0]
         num_delivered: int = moment.arguments[3]
         logs: dict[int, ChoiceLog] = (moment.arguments[5] if len(moment.arguments) > 5 else None) or {}
@@ -79,19 +88,19 @@ class _Teller:
         if request.num_choices > 1:
             text += f" for each of {request.num_choices} choices"
         known = sum(len(choice.output) for choice in logs.values())
-        return text + (f"; the log already holds {known} tokens" if known else "")
+        return Told("taken", text + (f"; the log already holds {known} tokens" if known else ""))
 
-    def _decided(self, moment: Moment) -> Iterator[str]:
+    def _decided(self, moment: Moment) -> Iterator[Told]:
         if moment.decisions is None:
             return
         for worker_id, credit in moment.decisions.credits.items():
             for admission in credit.admissions:
                 if admission.request.request_id == self._id:
-                    yield f"placed on {worker_id}: {self._why(admission)}"
+                    yield Told("placed", f"placed on {worker_id}: {self._why(admission)}", str(worker_id))
         for ended in moment.decisions.ended:
             if ended.event.request_id == self._id:
                 reason = ended.event.code or ended.detail
-                yield f"ended: {ended.event.outcome.value}" + (f" ({reason})" if reason else "")
+                yield Told("ended", f"ended: {ended.event.outcome.value}" + (f" ({reason})" if reason else ""))
 
     def _why(self, admission: Admission) -> str:
         num_known = len(admission.request.prompt) // 4 + len(admission.output) // 4
@@ -106,21 +115,21 @@ class _Teller:
             )
         return text
 
-    def _changed(self, name: str, then: _Choice, now: _Choice, moment: Moment) -> Iterator[str]:
+    def _changed(self, name: str, then: _Choice, now: _Choice, moment: Moment) -> Iterator[Told]:
         if now.is_prompt_computed and not then.is_prompt_computed:
-            yield f"{name}prompt computed"
+            yield Told("prompt_computed", f"{name}prompt computed")
         if now.num_output and not then.num_output:
-            yield f"{name}first token"
+            yield Told("first_token", f"{name}first token")
         if then.state is SequenceState.RUNNING and now.state is SequenceState.WAITING:
             why = {
                 "schedule": "preempted: its blocks were needed, or its worker drains",
                 "worker_lost": f"lost its worker ({', '.join(map(str, moment.arguments[2:]))})",
                 "apply_progress": "dropped by its worker",
             }.get(moment.name, moment.name.replace("_", " "))
-            yield f"{name}{why}; waits again with {now.num_output} tokens"
+            yield Told("waits", f"{name}{why}; waits again with {now.num_output} tokens")
         if now.state is SequenceState.ENDED and then.state is not SequenceState.ENDED:
             what = "cancelled" if moment.name == "cancel" else "complete"
-            yield f"{name}{what} with {now.num_output} tokens"
+            yield Told("choice_ended", f"{name}{what} with {now.num_output} tokens")
 
     def _view(self, core: Scheduler) -> View:
         owned = core.request(self._id)
@@ -133,7 +142,7 @@ class _Teller:
         return view
 
 
-def story(recorded: Iterable[Chunk], request_id: RequestId) -> list[Line]:
+def story(recorded: Iterable[Chunk], request_id: RequestId) -> list[StoryLine]:
     """In the order of time, over all schedulers. Empty if the recording knows nothing of it. Raises ProtocolError."""
     tellers: dict[str, _Teller] = {}
     # One replay for each scheduler, so that `before` knows whose core it is shown.
@@ -144,31 +153,39 @@ def story(recorded: Iterable[Chunk], request_id: RequestId) -> list[Line]:
     for scheduler, own in by_scheduler.items():
         teller = tellers.setdefault(scheduler, _Teller(request_id))
         for moment in replay(own, teller.before):
-            lines += [Line(moment.wall, scheduler, text) for text in teller.lines(moment)]
-    return sorted(lines, key=lambda line: line.wall)
+            lines += [StoryLine(moment.wall, scheduler, *told) for told in teller.lines(moment)]
+    return sorted(lines, key=lambda line: line.at)
 
 
-def show(lines: list[Line]) -> str:
+def show(lines: list[StoryLine]) -> str:
     """One line each: the time of day, seconds since the first, the scheduler, the text."""
-    start = lines[0].wall
+    start = lines[0].at
     return "".join(
-        f"{datetime.fromtimestamp(line.wall, UTC):%H:%M:%S.%f}"[:-3]
-        + f"Z {line.wall - start:+9.3f} s  {line.scheduler}  {line.text}\n"
+        f"{datetime.fromtimestamp(line.at, UTC):%H:%M:%S.%f}"[:-3]
+        + f"Z {line.at - start:+9.3f} s  {line.scheduler}  {line.text}\n"
         for line in lines
     )
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        sys.stderr.write("usage: python -m headrace_scheduler.story FILE REQUEST\n")
+    """With --json the lines are written as JSON, none included, and whatever else the machine does goes first."""
+    as_json = argv[:1] == ["--json"]
+    if as_json:
+        os.nice(NICENESS)
+    arguments = argv[as_json:]
+    if len(arguments) != 2:
+        sys.stderr.write("usage: python -m headrace_scheduler.story [--json] FILE REQUEST\n")
         return 2
     try:
-        lines = story(chunks(read_file(Path(argv[0]))), RequestId(argv[1]))
+        lines = story(chunks(read_file(Path(arguments[0]))), RequestId(arguments[1]))
     except (ProtocolError, OSError) as error:
         sys.stderr.write(f"explain: {error}\n")
         return 2
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(lines))
+        return 0
     if not lines:
-        sys.stderr.write(f"explain: the recording knows no request {argv[1]}\n")
+        sys.stderr.write(f"explain: the recording knows no request {arguments[1]}\n")
         return 1
     sys.stdout.write(show(lines))
     return 0
