@@ -23,7 +23,6 @@ from headrace_scheduler.sequence import SequenceState
 from headrace_shared.errors import ProtocolError
 from headrace_shared.messages import Admission, Request, RequestId, StoryLine
 
-
 NICENESS = 10
 
 
