@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace_shared.broker import NatsServer
+from headrace_shared.codec import decode, encode
+from headrace_shared.messages import RequestId, SchedulerId, Story, StoryQuery
+from headrace_shared.subjects import story_query_subject, story_subject
 from tests.integration.deployment import PROMPT, Client, Deployment, assert_complete, ended, until
 
 pytestmark = pytest.mark.nats
@@ -25,6 +28,19 @@ async def headrace(*arguments: str) -> tuple[int | None, str]:
     )
     output, _ = await process.communicate()
     return process.returncode, output.decode()
+
+
+async def ask_for_story(client: Client, scheduler: str, request_id: RequestId) -> Story:
+    """As the live page does."""
+    told: list[Story] = []
+    hearing = await client.bus.subscribe(
+        story_subject(client.router), lambda message: told.append(decode(message.data, Story))
+    )
+    query = StoryQuery(request_id=request_id, router=client.router)
+    client.bus.publish(story_query_subject(SchedulerId(scheduler)), encode(query))
+    await until(lambda: bool(told), what="story", timeout_s=25)
+    await hearing.close()
+    return told[0]
 
 
 async def test_a_request_that_lost_worker_and_scheduler_is_explained_and_replayed(
@@ -46,6 +62,14 @@ async def test_a_request_that_lost_worker_and_scheduler_is_explained_and_replaye
     await ended(*requests, timeout_s=40)
     for heard in requests:
         assert_complete(heard, NUM_TOKENS)
+    await asyncio.sleep(1.5)
+    told = await ask_for_story(client, "scheduler-2", requests[0].request.request_id)
+    kinds = [line.kind for line in told.lines]
+    assert kinds.count("placed") == 2 and {"taken", "first_token", "waits", "adopted"} <= set(kinds), kinds
+    assert (
+        kinds[-1] == "ended" and not told.problem and {"worker-1", "worker-2"} <= {line.worker for line in told.lines}
+    )
+    assert "knows nothing" in (await ask_for_story(client, "scheduler-2", RequestId("0" * 32))).problem
     assert await deployment.stop("scheduler-2") == 0
 
     recording = tmp_path / "recording"

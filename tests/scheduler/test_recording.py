@@ -160,7 +160,7 @@ def test_a_state_survives_a_round_trip() -> None:
 
 def told(recorded: Recorded, name: str) -> str:
     lines = story(recorded.chunks, RequestId(name))
-    assert lines == sorted(lines, key=lambda line: line.wall)
+    assert lines == sorted(lines, key=lambda line: line.at)
     return show(lines)
 
 

@@ -52,15 +52,19 @@ class Report(NamedTuple):
 
 def read_file(path: Path) -> Iterator[bytes]:
     """The messages of a file. Raises ProtocolError, OSError."""
-    data = path.read_bytes()
+    return split(path.read_bytes(), str(path))
+
+
+def split(data: bytes, name: str) -> Iterator[bytes]:
+    """The messages of what stands in a file. Raises ProtocolError."""
     position = 0
     while position < len(data):
         if position + LENGTH.size > len(data):
-            raise ProtocolError(f"{path} ends within a length")
+            raise ProtocolError(f"{name} ends within a length")
         (size,) = LENGTH.unpack_from(data, position)
         position += LENGTH.size
         if position + size > len(data):
-            raise ProtocolError(f"{path} ends within a message")
+            raise ProtocolError(f"{name} ends within a message")
         yield data[position : position + size]
         position += size
 

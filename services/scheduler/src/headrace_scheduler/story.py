@@ -17,7 +17,7 @@ import msgspec
 
 from headrace_scheduler.decisions import ChoiceLog, Gauges
 from headrace_scheduler.recording import Chunk
-from headrace_scheduler.replay import Moment, chunks, read_file, replay
+from headrace_scheduler.replay import Moment, chunks, read_file, replay, split
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
 from headrace_shared.errors import ProtocolError
@@ -167,7 +167,8 @@ def show(lines: list[StoryLine]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """With --json the lines are written as JSON, none included, and whatever else the machine does goes first."""
+    """With --json the lines are written as JSON, none included, and whatever else the machine does goes first. The file
+    - is standard input."""
     as_json = argv[:1] == ["--json"]
     if as_json:
         os.nice(NICENESS)
@@ -176,7 +177,9 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("usage: python -m headrace_scheduler.story [--json] FILE REQUEST\n")
         return 2
     try:
-        lines = story(chunks(read_file(Path(arguments[0]))), RequestId(arguments[1]))
+        name, request_id = arguments
+        messages = split(sys.stdin.buffer.read(), "the input") if name == "-" else read_file(Path(name))
+        lines = story(chunks(messages), RequestId(request_id))
     except (ProtocolError, OSError) as error:
         sys.stderr.write(f"explain: {error}\n")
         return 2

@@ -93,7 +93,7 @@ def _join(messages: list[Message]) -> bytes:
 async def _run(recording: bytes, request_id: RequestId) -> list[StoryLine]:
     """Raises TimeoutError, OSError, ProtocolError."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace_scheduler.story", "--json", "/dev/stdin", request_id),
+        *(sys.executable, "-m", "headrace_scheduler.story", "--json", "-", request_id),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

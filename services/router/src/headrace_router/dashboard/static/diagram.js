@@ -59,7 +59,7 @@ export class Diagram {
     const spilled = this.#overflow(frame, before);
     this.workers.show(frame);
     this.edges.show({
-      in: [arrivals, `${rate(arrivals)} requests/s`],
+      in: [arrivals, ''],
       queued: [arrivals, ''],
       taken: [arrivals, ''],
       grants: [totals.running ? Math.max(arrivals, 0.5) : 0, 'credit'],

@@ -43,7 +43,7 @@ export class Inspector {
       button.addEventListener('click', () => this.open(request.id));
       const since = (at) => (at ? duration(1000 * (at - request.arrived_at)) : '–');
       return el('tr', {}, el('td', { textContent: clock(request.arrived_at) }), el('td', {}, button), el('td', { textContent: since(request.first_token_at) }),
-        el('td', { textContent: since(request.ended_at) }), el('td', { textContent: `${request.prompt_tokens} → ${request.output_tokens}` }),
+        el('td', { textContent: since(request.ended_at) }), el('td', { textContent: request.outcome ? `${request.prompt_tokens} → ${request.output_tokens}` : '–' }),
         el('td', { textContent: request.outcome || 'running' }));
     });
     return el('table', {}, el('thead', {}, head), el('tbody', {}, ...rows));
