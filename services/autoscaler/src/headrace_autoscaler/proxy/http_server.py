@@ -15,7 +15,8 @@ import structlog
 
 from headrace_shared.tasks import end
 
-MAX_CONNECTIONS = 16
+MAX_CONNECTIONS = 64
+"""Stops last as long as the grace of what they stop."""
 MAX_HEAD_BYTES = 16 * 1024
 MAX_BODY_BYTES = 256 * 1024
 READ_TIMEOUT_S = 10.0
