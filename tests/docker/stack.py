@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.docker.engine import ROOT, CommandError, run
@@ -25,8 +26,14 @@ class Container(NamedTuple):
 class Stack:
     """The project's containers. Nothing runs before `up`."""
 
-    def __init__(self, compose: Sequence[str], environ: dict[str, str]) -> None:
-        self._compose = [*compose, "--project-name", PROJECT, "--file", str(ROOT / "docker-compose.yml")]
+    def __init__(
+        self, compose: Sequence[str], environ: dict[str, str], files: Sequence[Path] = (), profiles: Sequence[str] = ()
+    ) -> None:
+        self._compose = [*compose, "--project-name", PROJECT]
+        for file in (ROOT / "docker-compose.yml", *files):
+            self._compose += ["--file", str(file)]
+        for profile in profiles:
+            self._compose += ["--profile", profile]
         # The index of CPU builds need not be reachable where pip finds one in a folder. Workers that together have more
         # threads than there are cores slow each other down manyfold.
         self._environ = {"TORCH_INDEX": "https://pypi.org/simple", "HEADRACE_NUM_THREADS": "1", **environ}
@@ -38,7 +45,8 @@ class Stack:
         return run([*self._compose, *arguments], timeout_s, environ)
 
     def build(self) -> None:
-        self.compose("build", timeout_s=BUILD_TIMEOUT_S)
+        """Images of profiles that are off, too."""
+        self.compose("--profile", "autoscale", "build", timeout_s=BUILD_TIMEOUT_S)
 
     def up(self, *arguments: str, ports: str = "") -> None:
         """Returns when every container is healthy. Raises CommandError with the services' last log lines."""

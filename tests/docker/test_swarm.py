@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -34,13 +35,9 @@ def swarm(engine: Engine) -> Iterator[None]:
     try:
         yield
     finally:
+        _wait_until_removed()
         run(["docker", "swarm", "leave", "--force"])
-        # What Swarm was still removing stays when its node leaves.
-        for container in run(["docker", "ps", "--all", "--quiet", "--filter", "label=com.docker.swarm.task"]).split():
-            run(["docker", "rm", "--force", container])
-        for network in run(["docker", "network", "ls", "--format", "{{.Name}}"]).split():
-            if network.startswith((STACK, "docker_gwbridge")):
-                run(["docker", "network", "rm", network])
+        run(["docker", "network", "rm", "docker_gwbridge"])
 
 
 @pytest.fixture
@@ -151,6 +148,17 @@ def test_the_stack_file_deploys_as_it_is(swarm: None) -> None:
         }
     finally:
         run(["docker", "stack", "rm", FILE_STACK])
+
+
+def _wait_until_removed() -> None:
+    """Swarm removes in its own time, and what it has not removed stays when its node leaves."""
+    label = "label=com.docker.stack.namespace"
+    deadline = time.monotonic() + 60
+    while run(["docker", "ps", "--all", "--quiet", "--filter", label]) + run(
+        ["docker", "network", "ls", "--quiet", "--filter", label]
+    ):
+        assert time.monotonic() < deadline, "the stacks are still there"
+        time.sleep(0.2)
 
 
 def _container_of(instance: Instance) -> str:
