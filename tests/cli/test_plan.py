@@ -1,5 +1,6 @@
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -105,3 +106,42 @@ def test_several_models_each_with_its_workers_and_schedulers() -> None:
 def test_models_that_make_no_sense_stop_the_start(model: tuple[str, ...], served_name: str) -> None:
     with pytest.raises(ConfigError):
         plan(UpSettings(model=model, served_name=served_name))
+
+
+def test_an_instance_that_scales_has_places_and_an_autoscaler_that_acts() -> None:
+    settings = UpSettings(autoscale=True, max_workers=4, min_workers=0, model=("a", "b=2"))
+    made = plan(settings)
+    assert [spec.model for spec in made.workers] == ["a", "b", "b"] and len(made.places) == 4
+    assert made.workers[0].environ["HEADRACE_NUM_THREADS"] == "2"
+    (autoscaler,) = made.autoscalers
+    own = {name: autoscaler.environ[f"HEADRACE_{name}"] for name in ("DRIVER", "MODELS", "MIN_WORKERS", "MAX_WORKERS")}
+    assert own == {"DRIVER": "process", "MODELS": "a,b", "MIN_WORKERS": "0", "MAX_WORKERS": "4"}
+    third = made.worker("b", 3, is_parked=True)
+    assert third.name == "worker-3" and third.environ["HEADRACE_PARKED"] == "true"
+    assert third.environ["HEADRACE_SERVED_NAME"] == "b"
+    assert plan(UpSettings()).places == () and "HEADRACE_DRIVER" not in plan(UpSettings()).autoscalers[0].environ
+
+
+def test_where_there_are_gpus_each_place_has_its_own() -> None:
+    def places(num_gpus: int, environ: Mapping[str, str] | None = None, **settings: Any) -> list[str | None]:
+        scaled = UpSettings(autoscale=True, **settings)
+        made = make_plan(scaled, environ or {}, nats_url="", num_cores=8, num_gpus=num_gpus)
+        return [place.get("CUDA_VISIBLE_DEVICES") for place in made.places]
+
+    assert places(0) == [None] * 4
+    assert places(8) == ["0", "1", "2", "3"]
+    assert places(2) == ["0", "1"]
+    assert places(8, tensor_parallel=2, max_workers=3) == ["0,1", "2,3", "4,5"]
+    assert places(8, {"CUDA_VISIBLE_DEVICES": "5,7"}) == ["5", "7"]
+    assert places(8, device="cpu") == places(8, sim=True) == [None] * 4
+
+
+def test_limits_of_scaling_that_contradict_each_other_are_refused() -> None:
+    for settings, problem in (
+        (UpSettings(autoscale=True, autoscaler=False), "autoscale: needs the autoscaler"),
+        (UpSettings(autoscale=True, workers=5), "workers: 5 in all exceeds max_workers, which is 4"),
+        (UpSettings(autoscale=True, min_workers=3, model=("a", "b")), "min_workers: 6 in all exceeds"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            settings.check()
+    UpSettings(workers=9, min_workers=7).check()

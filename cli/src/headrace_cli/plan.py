@@ -23,21 +23,44 @@ FORWARDED = (
 """Settings that the workers know under the same names, each with an empty or zero value for the worker's default."""
 
 
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
 class Plan(NamedTuple):
     routers: list[ProcessSpec]
     schedulers: list[ProcessSpec]
     workers: list[ProcessSpec]
+    """Those at the start."""
     autoscalers: list[ProcessSpec]
+    places: tuple[Mapping[str, str], ...] = ()
+    """With autoscale: the environment of each place in which a worker may run."""
 
     @property
     def services(self) -> list[ProcessSpec]:
         return [*self.routers, *self.schedulers, *self.workers, *self.autoscalers]
 
+    @property
+    def models(self) -> set[str]:
+        return {spec.model for spec in self.workers}
+
+    def worker(self, model: str, place: int, *, is_parked: bool) -> ProcessSpec:
+        """The process of a worker of one of `models` in one of `places`, which count from 1."""
+        spec = next(spec for spec in self.workers if spec.model == model)
+        own = {**self.places[place - 1], **({PREFIX + "PARKED": "true"} if is_parked else {})}
+        return spec._replace(name=f"worker-{place}", environ={**spec.environ, **own})
+
 
 def make_plan(
-    settings: UpSettings, environ: Mapping[str, str], *, nats_url: str, num_cores: int, config: str = ""
+    settings: UpSettings,
+    environ: Mapping[str, str],
+    *,
+    nats_url: str,
+    num_cores: int,
+    num_gpus: int = 0,
+    config: str = "",
 ) -> Plan:
-    """`config` is the YAML file of `headrace up`, in which each service finds its section."""
+    """`config` is the YAML file of `headrace up`, in which each service finds its section. `num_gpus`: of the machine;
+    they are dealt out to workers that are started and stopped."""
     base = {key: value for key, value in environ.items() if key != PREFIX + "CONFIG"}
     base |= {
         PREFIX + "NATS_URL": nats_url,
@@ -68,10 +91,12 @@ def make_plan(
             )
         return made
 
+    places = worker_places(settings, environ, num_gpus) if settings.autoscale else ()
+    num_sharing = len(places) or settings.num_workers
     worker: dict[str, object] = {name: value for name in FORWARDED if (value := getattr(settings, name))}
     worker |= {
         "kv_cache_bytes": settings.kv_cache_bytes,
-        "num_threads": settings.num_threads or max(1, num_cores // settings.num_workers),
+        "num_threads": settings.num_threads or max(1, num_cores // num_sharing),
     }
     if settings.sim:
         worker["engine"] = "timing"
@@ -82,12 +107,33 @@ def make_plan(
         first = len(schedulers) + 1
         schedulers += specs("scheduler", settings.schedulers, {"model": model}, model=model, first=first)
         workers += specs("worker", num_workers, own, model=model, first=len(workers) + 1)
+    autoscaler: dict[str, object] = {}
+    if settings.autoscale:
+        autoscaler = {
+            "driver": "process",
+            "models": ",".join(model.name for model in settings.models),
+            "min_workers": min(settings.min_workers, len(places)),
+            "max_workers": len(places),
+        }
     return Plan(
         routers=specs("router", settings.routers, {"host": settings.host}, port=settings.port),
         schedulers=schedulers,
         workers=workers,
-        autoscalers=specs("autoscaler", int(settings.autoscaler), {}),
+        autoscalers=specs("autoscaler", int(settings.autoscaler), autoscaler),
+        places=places,
     )
+
+
+def worker_places(settings: UpSettings, environ: Mapping[str, str], num_gpus: int) -> tuple[Mapping[str, str], ...]:
+    """At most `max_workers`; where there are GPUs, as many as those suffice for, each with its own."""
+    visible = environ.get(CUDA_DEVICES)
+    devices = [str(index) for index in range(num_gpus)] if visible is None else visible.split(",")
+    devices = [device.strip() for device in devices[:num_gpus] if device.strip()]
+    size = settings.num_ranks
+    if settings.sim or settings.device not in ("", "auto", "cuda") or len(devices) < size:
+        return ({},) * settings.max_workers
+    groups = [",".join(devices[start : start + size]) for start in range(0, len(devices) - size + 1, size)]
+    return tuple({CUDA_DEVICES: group} for group in groups[: settings.max_workers])
 
 
 def _absolute(model: str) -> str:

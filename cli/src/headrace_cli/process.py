@@ -79,6 +79,10 @@ class Process:
         self.num_starts = 0
         self.started_at = 0.0
         self.phase = "stopped"
+        self.pass_fds: tuple[int, ...] = ()
+        """Descriptors that the next life inherits."""
+        self.extra_environ: Mapping[str, str] = {}
+        """Of the next life."""
         self._child: asyncio.subprocess.Process | None = None
 
     @property
@@ -93,8 +97,11 @@ class Process:
     def is_alive(self) -> bool:
         return self._child is not None and self._child.returncode is None
 
+    def new_id(self) -> str:
+        return f"{self.spec.service}-{secrets.token_hex(4)}"
+
     async def start(self) -> None:
-        self.id = f"{self.spec.service}-{secrets.token_hex(4)}"
+        self.id = self.new_id()
         log = self.log.open()
         try:
             self._child = await asyncio.create_subprocess_exec(
@@ -102,8 +109,9 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**self.spec.environ, "HEADRACE_SERVICE_ID": self.id},
+                env={**self.spec.environ, **self.extra_environ, "HEADRACE_SERVICE_ID": self.id},
                 start_new_session=True,
+                pass_fds=self.pass_fds,
             )
         finally:
             os.close(log)

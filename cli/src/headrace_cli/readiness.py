@@ -47,7 +47,11 @@ class Readiness:
             await asyncio.sleep(PERIOD_S)
 
     async def _missing(self) -> list[str]:
-        return [process.spec.name for process in self._supervisor.processes if not await self._is_ready(process)]
+        processes = list(self._supervisor.processes)
+        missing = [process.spec.name for process in processes if not await self._is_ready(process)]
+        # Workers that an autoscaler starts may be gone for a moment.
+        served = {process.spec.model for process in processes if process.spec.service == "worker"}
+        return missing + [f"worker of {model.name}" for model in self._settings.models if model.name not in served]
 
     async def _is_ready(self, process: Supervised) -> bool:
         if process.phase != "running":

@@ -34,9 +34,16 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     schedulers: Count = 1
     """Number of scheduler processes."""
     workers: Count = 1
-    """Number of worker processes of each model."""
+    """Number of worker processes of each model; with autoscale: at the start."""
     autoscaler: bool = True
     """Start the autoscaler as well."""
+    autoscale: bool = False
+    """Let the autoscaler start and stop workers as the load asks for; else it only says how many there should be."""
+    min_workers: Annotated[int, Meta(ge=0, le=MAX_WORKERS)] = 1
+    """Fewest workers of each model with autoscale; 0: the last one goes when nobody has asked for long, and the next
+    request waits until a new one is ready."""
+    max_workers: Count = 4
+    """Most workers with autoscale, of all models and parked ones among them."""
     model: tuple[str, ...] = ("smollm2-135m",)
     """Built-in name, checkpoint folder, GGUF file, or hub id; MODEL=N starts N workers of it. Repeat it for several
     models."""
@@ -55,7 +62,7 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     max_sequences: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Most sequences in one iteration; 0: the worker's default."""
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """CPU threads of each worker; 0: the cores shared evenly among the workers."""
+    """CPU threads of each worker; 0: the cores shared evenly among the workers (with autoscale: among max-workers)."""
     tensor_parallel: Annotated[int, Meta(ge=0, le=64)] = 0
     """Processes of each worker that share the work of every layer; 0: the worker's default."""
     pipeline_parallel: Annotated[int, Meta(ge=0, le=64)] = 0
@@ -72,6 +79,16 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     """Longest time without any progress before the start is given up."""
     drain_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """Longest time each service gets to finish what is running when it is stopped."""
+
+    def check(self) -> None:
+        """Raises ConfigError if settings contradict each other."""
+        if not self.autoscale:
+            return
+        if not self.autoscaler:
+            raise ConfigError("autoscale", "needs the autoscaler")
+        for key, number in (("min_workers", self.min_workers * len(self.models)), ("workers", self.num_workers)):
+            if number > self.max_workers:
+                raise ConfigError(key, f"{number} in all exceeds max_workers, which is {self.max_workers}")
 
     @property
     def num_ranks(self) -> int:

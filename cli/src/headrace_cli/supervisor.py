@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from headrace_cli.errors import CommandError
 from headrace_cli.process import Supervised
-from headrace_cli.restarts import is_stable, next_delay
+from headrace_cli.restarts import MAX_SHORT_LIVES, is_stable, next_delay
 from headrace_shared.settings import EXIT_CONFIG
 
 TRIM_PERIOD_S = 2.0
@@ -22,6 +22,7 @@ class Supervisor:
         self.processes: list[Supervised] = []
         self.has_started = False
         """Set once the instance is complete: from then on, one of several equal processes may be given up."""
+        self._num_early_ends = 0
         self._is_ready = is_ready
         self._on_event = on_event
         self._tasks: set[asyncio.Task[None]] = set()
@@ -39,6 +40,20 @@ class Supervisor:
         task = asyncio.create_task(self._keep(process), name=process.spec.name)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+
+    async def start_once(self, process: Supervised, on_exit: Callable[[int], None]) -> None:
+        """Starts it for one life, whose exit code `on_exit` is told. It stays among `processes` until `forget`. Raises
+        CommandError if it cannot be started."""
+        process.phase = "starting"
+        self.processes.append(process)
+        await self._start(process)
+        task = asyncio.create_task(self._watch(process, on_exit), name=process.spec.name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def forget(self, process: Supervised) -> None:
+        if process in self.processes:
+            self.processes.remove(process)
 
     async def trim_logs(self) -> None:
         """Bounds the log files for ever; run it as a task."""
@@ -85,6 +100,18 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             with contextlib.suppress(CommandError):  # counts as one more short life
                 await self._start(process)
+
+    async def _watch(self, process: Supervised, on_exit: Callable[[int], None]) -> None:
+        code = await process.wait()
+        was_asked = process.phase == "stopping"
+        on_exit(code)
+        process.phase = "ended"
+        self._num_early_ends += code != 0 and not was_asked
+        is_hopeless = code == EXIT_CONFIG or self._num_early_ends >= MAX_SHORT_LIVES
+        if is_hopeless and not self.has_started:
+            self._give_up(process, code, process.last_line())
+        if code != 0 and not was_asked:
+            self._on_event(f"{process.spec.name} ended ({describe_exit(code)})")
 
     def _give_up(self, process: Supervised, code: int, reason: str) -> None:
         """Raises CommandError unless another process does the same work."""

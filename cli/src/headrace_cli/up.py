@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
+from headrace_cli.autoscaler_process import AutoscalerProcess
 from headrace_cli.broker_process import BrokerProcess
 from headrace_cli.display import Display, Row
 from headrace_cli.errors import CommandError
@@ -30,9 +31,11 @@ from headrace_cli.readiness import Readiness
 from headrace_cli.settings import UpSettings, data_dir_of
 from headrace_cli.state_file import InstanceState, ProcessState, lock_data_dir, remove_state, write_state
 from headrace_cli.supervisor import Supervisor
+from headrace_cli.worker_fleet import Refused, WorkerFleet
 from headrace_shared.broker import NatsServer
 from headrace_shared.errors import BusError, ConfigError
-from headrace_shared.machine import available_memory, num_cores
+from headrace_shared.machine import available_memory, num_cores, num_gpus
+from headrace_shared.messages import WorkerId
 from headrace_shared.model_cards import clear_cards
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.settings import PREFIX
@@ -84,6 +87,7 @@ class _Instance:
         self._is_showing = True
         self._created = psutil.Process().create_time()
         self._written_state: InstanceState | None = None
+        self._fleet: WorkerFleet | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -105,6 +109,8 @@ class _Instance:
             if self._stop.is_set():
                 self._display.say("Stopping; press Ctrl-C again to stop at once.")
             self._write_state()
+            if self._fleet is not None:
+                self._fleet.close()
             await self._supervisor.stop(STOP_ORDER, self._settings.drain_timeout_s, self._hurry)
             remove_state(self._data_dir)
 
@@ -137,7 +143,14 @@ class _Instance:
         await self._supervisor.start(BrokerProcess(server))
         self._write_broker_url(server.port, password)
         environ = {**self._environ, PREFIX + "NATS_USER": BROKER_USER, PREFIX + "NATS_PASSWORD": password}
-        plan = make_plan(settings, environ, nats_url=server.url, num_cores=num_cores(), config=self._config)
+        plan = make_plan(
+            settings,
+            environ,
+            nats_url=server.url,
+            num_cores=num_cores(),
+            num_gpus=num_gpus(),
+            config=self._config,
+        )
         try:
             bus = await NatsBus.connect(
                 server.url, name="headrace-up", on_closed=lambda: None, user=BROKER_USER, password=password
@@ -160,8 +173,11 @@ class _Instance:
             file.write(f"nats://{BROKER_USER}:{password}@127.0.0.1:{port}\n")
 
     async def _serve(self, plan: Plan) -> None:
-        for spec in plan.services:
-            await self._supervisor.start(Process(spec, self._data_dir / "logs"))
+        if self._settings.autoscale:
+            await self._start_scaled(plan)
+        else:
+            for spec in plan.services:
+                await self._supervisor.start(Process(spec, self._data_dir / "logs"))
         async with httpx.AsyncClient() as client:
             await Readiness(self._supervisor, self._view, self._settings, client).wait()
         self._supervisor.has_started = True
@@ -171,6 +187,21 @@ class _Instance:
         self._write_state()
         self._announce()
         await asyncio.Event().wait()
+
+    async def _start_scaled(self, plan: Plan) -> None:
+        """As many workers as are asked for; from then on they are the autoscaler's."""
+        logs = self._data_dir / "logs"
+        fleet = WorkerFleet(self._supervisor, plan, logs)
+        self._fleet = fleet
+        for spec in [*plan.routers, *plan.schedulers]:
+            await self._supervisor.start(Process(spec, logs))
+        for spec in plan.workers[: len(plan.places)]:
+            try:
+                await fleet.start(spec.model, WorkerId(f"worker-{secrets.token_hex(4)}"), generation=0)
+            except Refused as error:
+                raise CommandError(str(error)) from error
+        for spec in plan.autoscalers:
+            await self._supervisor.start(AutoscalerProcess(spec, logs, fleet))
 
     def _announce(self) -> None:
         settings = self._settings

@@ -19,6 +19,7 @@ def run(argv: Sequence[str]) -> int:
         description="Starts everything on this machine. Other settings of the services are taken from the environment "
         "and from the sections router, scheduler, worker and autoscaler of the YAML file.",
     )
+    settings.check()
     asyncio.run(run_up(settings, os.environ, make_display(os.environ), _config_file(argv)))
     return 0
 

@@ -123,14 +123,15 @@ class Leases:
         """Who holds the key, as far as we have seen."""
         return self._table.get(key)
 
-    async def acquire(self, key: str) -> Lease | None:
-        """Takes the lease if it is free. None if another holds it or was faster. Raises BusUnavailable, OutcomeUnknown
-        (then try again: our own write counts as somebody's and expires like it)."""
+    async def acquire(self, key: str, least_epoch: int = 1) -> Lease | None:
+        """Takes the lease if it is free, with an epoch of `least_epoch` or more. None if another holds it or was
+        faster. Raises BusUnavailable, OutcomeUnknown (then try again: our own write counts as somebody's and expires
+        like it)."""
         now = self._clock()
         if not self._table.is_free(key, now):
             return None
         known = self._table.get(key)
-        epoch = 1 if known is None else known.record.epoch + 1
+        epoch = max(least_epoch, 1 if known is None else known.record.epoch + 1)
         value = encode(LeaseRecord(holder=self._holder, epoch=epoch))
         try:
             if known is None:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
 def available_memory(cgroup: Path = CGROUP) -> int | None:
@@ -16,6 +17,14 @@ def available_memory(cgroup: Path = CGROUP) -> int | None:
 def num_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_gpus(drivers: Path = NVIDIA) -> int:
+    """GPUs that NVIDIA's driver shows. No library is asked: those that could take seconds to load."""
+    try:
+        return len(list(drivers.iterdir()))
+    except OSError:
+        return 0
 
 
 def _system_available() -> int | None:

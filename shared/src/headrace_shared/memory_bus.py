@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, WatchHandler
 from headrace_shared.bus_rules import HEADER_ROOM, check_size, check_subject
-from headrace_shared.errors import BusUnavailable, RevisionConflict
+from headrace_shared.errors import BusRefused, BusUnavailable, RevisionConflict
 from headrace_shared.memory_store import MemoryConsumer, MemoryStream, matches
 from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec, bucket_key, bucket_stream, bucket_subject
 
@@ -57,7 +57,7 @@ class MemoryBroker:
 
     def stream(self, name: str) -> MemoryStream:
         if name not in self.streams:
-            raise BusUnavailable(f"no stream {name}")
+            raise BusRefused(f"no stream {name}")
         return self.streams[name]
 
 
@@ -154,7 +154,7 @@ class MemoryBus:
         check_subject(subject)
         stream = self.broker.stream_for(subject)
         if stream is None:
-            raise BusUnavailable(f"no stream for {subject}")
+            raise BusRefused(f"no stream for {subject}")
         known = stream.find(message_id)
         if known is not None:
             return known

@@ -218,6 +218,10 @@ def bucket_key(bucket: str, subject: str) -> str:
     return subject[len(bucket_subject(bucket, "")) :]
 
 
+AUTOSCALER_LEASE = "autoscaler"
+"""Whoever holds it acts."""
+
+
 def worker_lease_key(worker: WorkerId) -> str:
     return f"worker.{worker}"
 

@@ -2,6 +2,7 @@
 
 import sys
 
+from headrace_autoscaler.driver_settings import make_driver
 from headrace_autoscaler.service import Autoscaler
 from headrace_autoscaler.settings import AutoscalerSettings
 from headrace_shared.service import Service, run_service
@@ -11,13 +12,19 @@ from headrace_shared.settings import load_settings_or_exit
 
 def main() -> int:
     settings = load_settings_or_exit(
-        AutoscalerSettings, prog="headrace-autoscaler", description="Says how many workers each model should have."
+        AutoscalerSettings,
+        prog="headrace-autoscaler",
+        description="Starts and stops workers as the load asks for, or only says how many there should be.",
     )
 
     async def body(service: Service) -> None:
-        limits = settings.limits()
-        async with service_bus(service, settings) as bus:
-            await Autoscaler(bus, limits, settings.period_s).run(service)
+        driver = make_driver(settings)
+        try:
+            async with service_bus(service, settings) as bus:
+                await Autoscaler(service, bus, settings.plans(), driver).run()
+        finally:
+            if driver is not None:
+                await driver.close()
 
     return run_service(body, name="autoscaler", settings=settings)
 

@@ -18,7 +18,8 @@ BUSY_GPU = 0.8
 RETREAT = 0.9
 """Of the load at which the target was missed."""
 RETREAT_PAUSE_S = 60.0
-"""What a retreat changes shows only later."""
+"""What a retreat changes shows only later. And when nothing waits any more, late first tokens are for a while still
+those of requests that waited."""
 FORGET_S = 6 * 3600.0
 """The learnt limit grows by a factor of e in this time."""
 
@@ -28,6 +29,8 @@ class Capacity(NamedTuple):
     by_target: float | None = None
     retreated_at: float = float("-inf")
     at: float | None = None
+    calm_since: float | None = None
+    """Since when nothing has waited for a worker, and none has been on its way."""
 
     def after(self, observation: Observation, ttft_target_s: float, now: float) -> "Capacity":
         elapsed_s = 0.0 if self.at is None else max(0.0, now - self.at)
@@ -37,10 +40,13 @@ class Capacity(NamedTuple):
             learnt = None if grown >= observation.worker_capacity > 0 else grown
         by_memory = _by_memory(observation, self.by_memory, elapsed_s)
         retreated_at = self.retreated_at
-        if now - retreated_at >= RETREAT_PAUSE_S and _is_late(observation, ttft_target_s):
+        is_calm = not observation.num_waiting and not observation.num_starting
+        calm_since = (now if self.calm_since is None else self.calm_since) if is_calm else None
+        has_rest = calm_since is not None and now - max(calm_since, retreated_at) >= RETREAT_PAUSE_S
+        if has_rest and _is_late(observation, ttft_target_s):
             load = (observation.num_running or 0) / observation.num_ready
             learnt, retreated_at = max(1.0, RETREAT * min(load, learnt or load)), now
-        return Capacity(by_memory, learnt, retreated_at, now)
+        return Capacity(by_memory, learnt, retreated_at, now, calm_since)
 
     def sequences(self, worker_capacity: int) -> float:
         """At least 1, if `worker_capacity` is known; else 0."""
@@ -59,9 +65,7 @@ def _by_memory(observation: Observation, before: float | None, elapsed_s: float)
 
 
 def _is_late(observation: Observation, ttft_target_s: float) -> bool:
-    """First tokens come late although nothing waits for a worker and none is on its way: the workers do too much at
-    a time."""
+    """Where nothing waits for a worker, it is because the workers do too much at a time."""
     is_busy = observation.gpu_utilization is None or observation.gpu_utilization >= BUSY_GPU
     late = observation.ttft_s is not None and observation.ttft_s > ttft_target_s
-    waits = bool(observation.num_waiting) or observation.num_starting > 0
-    return late and is_busy and not waits and observation.num_ready > 0 and bool(observation.num_running)
+    return late and is_busy and observation.num_ready > 0 and bool(observation.num_running)

@@ -82,7 +82,9 @@ def demand(observation: Observation, load: Load, clear_s: float, horizon_s: floa
     by_rate = duration_s * (expected + num_waiting / clear_s)
     if not num_waiting:
         by_rate = max(by_rate, load.mean_running * growth)
-    most = max(float(num_in_system), load.mean_running) * growth
+    # Less than half of the average is no chance: the load is gone, and only the average still knows it.
+    has_fallen = 2 * num_in_system < load.mean_running
+    most = growth * (num_in_system if has_fallen else max(float(num_in_system), load.mean_running))
     ahead = duration_s * max(0.0, load.trend.forecast(2 * horizon_s) - expected)
     trend = f" rising to {expected:.2g}/s" if growth > 1.01 else ""
     text = f"{rate:.2g}/s{trend} of {duration_s:.2g} s, {num_running} running, {num_waiting} waiting"

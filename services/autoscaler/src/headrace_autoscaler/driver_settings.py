@@ -7,14 +7,18 @@ from msgspec import Meta
 
 from headrace_autoscaler.driver import Driver
 from headrace_autoscaler.gpu_inventory import Gpu, listed_gpus
+from headrace_autoscaler.process_driver import ProcessDriver
 from headrace_shared.errors import ConfigError
 from headrace_shared.settings import CommonSettings
 
 
 class DriverSettings(CommonSettings, frozen=True, kw_only=True):
-    driver: Literal["none", "docker", "swarm"] = "none"
-    """What runs workers: containers of a compose project (docker) or replicas of a stack's service (swarm); none: the
-    autoscaler only says how many there should be."""
+    driver: Literal["none", "docker", "swarm", "process"] = "none"
+    """What runs workers: containers of a compose project (docker), replicas of a stack's service (swarm), or processes
+    of this machine (process: set by `headrace up --autoscale`); none: the autoscaler only says how many there should
+    be."""
+    fleet_fd: int = -1
+    """Descriptor of the socket to `headrace up`, which sets it."""
     docker_url: str = "http://127.0.0.1:2375"
     """Where the proxy in front of the Docker engine listens."""
     project: Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,62}$")] = "headrace"
@@ -40,6 +44,8 @@ def make_driver(settings: DriverSettings) -> Driver | None:
     """None if nothing is to be run. Raises ConfigError. Whether an engine can be reached shows at the first call."""
     if settings.driver == "none":
         return None
+    if settings.driver == "process":
+        return ProcessDriver(settings.fleet_fd)
     # Not needed, and not installed, where workers are processes.
     from headrace_autoscaler.docker_driver import DockerDriver
     from headrace_autoscaler.docker_engine import DockerEngine

@@ -2,8 +2,8 @@
 
 Up: at once when requests wait, else when more has been needed for a while; ahead of a rising rate of arrivals by the
 time that a new worker takes to become ready; at most double in one step, since each step shows what the last one did.
-Down: to the most that was needed in a long window, with a margin; after a decrease that proves wrong the window
-grows. A figure that cannot be read changes nothing and lowers nothing.
+Down: to the most that was needed in a long window, with a margin; after a decrease that proves wrong both
+grow for some hours. A figure that cannot be read changes nothing and lowers nothing.
 """
 
 from math import ceil, floor, inf
@@ -23,8 +23,10 @@ MARGIN = 0.05
 REVERSAL_S = 3600.0
 """More workers within this time after fewer: fewer was wrong."""
 PATIENCE = 3.0
-"""Factor by which the window grows when fewer was wrong, until it is REVERSAL_S."""
-MAX_PATIENCE = 12.0
+"""Factor by which the window is longer after fewer was wrong, until that is forgiven."""
+SLACK = 0.5
+"""Of a worker: so much more must fit after each time that fewer was wrong."""
+MAX_REVERSALS = 3
 FORGIVEN_S = 2 * REVERSAL_S
 CHANCE = 1e-6
 """Below this a fraction of a worker is an error of rounding."""
@@ -73,8 +75,8 @@ class State(NamedTuple):
     """When there was last anything to do."""
     decreased_at: float = -inf
     reversed_at: float = -inf
-    patience: float = 1.0
-    """Times `scale_down_after_s`."""
+    num_reversals: int = 0
+    """How often fewer proved wrong, until that is forgiven."""
 
 
 class Decision(NamedTuple):
@@ -147,17 +149,21 @@ def _step(
 ) -> tuple[Decision, State]:
     wanted = max(ceil(needed - CHANCE), least)
     is_late = observation.oldest_wait_s > limits.ttft_target_s
-    if is_late and observation.num_waiting and not observation.num_starting and wanted <= current:
+    all_serve = not observation.num_starting and observation.num_ready >= current
+    if is_late and observation.num_waiting and all_serve and wanted <= current:
         wanted = current + 1
         needed = max(needed, wanted / (1 + MARGIN))  # remembered, or the next decision would take it back
-    window_s = min(limits.scale_down_after_s * state.patience, max(REVERSAL_S, limits.scale_down_after_s))
+    if now - state.reversed_at >= FORGIVEN_S:
+        state = state._replace(num_reversals=0)
+    window_s = limits.scale_down_after_s * (PATIENCE if state.num_reversals else 1.0)
     peaks = state.needed.after(needed, now, window_s)
     bounded = min(wanted, limits.most_workers)
     if bounded > current:
         return _increase(observation, limits, state._replace(needed=peaks), now, current, bounded, wanted)
     state = state._replace(needed=peaks, more_since=None)
     highest = peaks.highest(now, window_s)
-    enough = current if highest is None else max(ceil(highest * (1 + MARGIN) - CHANCE), least)
+    room = SLACK * state.num_reversals if least else 0.0
+    enough = current if highest is None else max(ceil(highest * (1 + MARGIN) + room - CHANCE), least)
     if enough < current:
         decision = Decision(enough, f"{current} -> {enough}: less was enough for {window_s:.0f} s")
         return decision, state._replace(desired=enough, decreased_at=now)
@@ -167,8 +173,7 @@ def _step(
     elif wanted < current:
         left_s = peaks.covered_in_s(now, window_s)
         text += f", {wanted} would do, waiting {left_s:.0f} s more" if left_s else f", near {current}"
-    patience = state.patience if now - max(state.decreased_at, state.reversed_at) < FORGIVEN_S else 1.0
-    return Decision(current, text), state._replace(desired=current, patience=patience)
+    return Decision(current, text), state._replace(desired=current)
 
 
 def _increase(
@@ -182,9 +187,8 @@ def _increase(
         return Decision(current, text), state._replace(desired=current, more_since=since)
     desired = min(bounded, max(STEP * current, current + STEP))
     if now - state.decreased_at < REVERSAL_S:
-        state = state._replace(
-            patience=min(MAX_PATIENCE, PATIENCE * state.patience), reversed_at=now, decreased_at=-inf
-        )
+        num_reversals = min(MAX_REVERSALS, state.num_reversals + 1)
+        state = state._replace(num_reversals=num_reversals, reversed_at=now, decreased_at=-inf)
     limit = f" of {wanted}" if desired < wanted else ""
     return Decision(desired, f"{current} -> {desired}{limit}"), state._replace(desired=desired, more_since=None)
 

@@ -4,14 +4,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from headrace_autoscaler.control import Plans
 from headrace_autoscaler.driver_settings import DriverSettings
 from headrace_autoscaler.policy import Limits
+from headrace_autoscaler.repair import Bounds
 from headrace_shared.errors import ConfigError
 
 
 class AutoscalerSettings(DriverSettings, frozen=True, kw_only=True):
     """Settings of the autoscaler; those of every service come first."""
 
+    models: tuple[str, ...] = ()
+    """Models, by their names in the API and separated by commas, that can be started though no worker has run yet."""
     period_s: Annotated[float, Meta(ge=0.1, le=3600)] = 5.0
     """Time between two decisions."""
     min_workers: Annotated[int, Meta(ge=0, le=10_000)] = 1
@@ -36,6 +40,18 @@ class AutoscalerSettings(DriverSettings, frozen=True, kw_only=True):
     """What a worker costs an hour, in whatever currency; 0: not known."""
     max_cost_per_hour: Annotated[float, Meta(ge=0)] = 0.0
     """Most that the workers of a model may cost an hour; 0: no limit."""
+
+    stop_grace_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
+    """Between SIGTERM and SIGKILL of a worker that is to go and does not by itself."""
+    drain_limit_s: Annotated[float, Meta(ge=1, le=86400)] = 660.0
+    """A worker that was told to drain is stopped after this time; longer than the workers' own drain_limit_s."""
+    warm_up_s: Annotated[float, Meta(gt=0, le=86400)] = 30.0
+    """Expected time from the start of a worker to its being ready, until one was measured."""
+
+    def plans(self) -> Plans:
+        """Raises ConfigError if settings contradict each other."""
+        bounds = Bounds(self.stop_grace_s, self.drain_limit_s)
+        return Plans(self.limits(), self.period_s, self.models, bounds, self.warm_up_s)
 
     def limits(self) -> Limits:
         """Raises ConfigError if the limits contradict each other."""

@@ -1,0 +1,88 @@
+"""One model under the leader's hand: what is seen of it, what was decided, what is to be done. Lost with the lease."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from headrace_autoscaler.actions import Action
+from headrace_autoscaler.driver import Instance
+from headrace_autoscaler.fleet import Fleet
+from headrace_autoscaler.gathering import Gathering
+from headrace_autoscaler.matching import Target
+from headrace_autoscaler.performing import new_worker_id
+from headrace_autoscaler.policy import Decision, Limits, State, decide
+from headrace_autoscaler.reconcile import Counts, Reconciler
+from headrace_autoscaler.repair import Bounds
+from headrace_autoscaler.standing import Standing, standings
+
+log = structlog.get_logger(__name__)
+
+
+class Plans(NamedTuple):
+    """What the autoscaler is told to do, and how."""
+
+    limits: Limits
+    period_s: float
+    models: tuple[str, ...] = ()
+    """Known before any worker has spoken."""
+    bounds: Bounds = Bounds()
+    default_warm_up_s: float = 30.0
+    """Until a start was measured."""
+    settle_s: float = 2.5
+    """So long is listened before anything is decided. Workers speak once a second."""
+
+
+class Control:
+    def __init__(
+        self, model: str, plans: Plans, fleet: Fleet, gathering: Gathering, clock: Callable[[], float]
+    ) -> None:
+        self.model = model
+        self._plans = plans
+        self._fleet = fleet
+        self._gathering = gathering
+        self._clock = clock
+        self._state = State()
+        self.reconciler = Reconciler(new_worker_id, plans.bounds)
+        self.decision: Decision | None = None
+        self.counts = Counts()
+        self._has_waiting = True
+
+    @property
+    def warm_up_s(self) -> float:
+        return self.reconciler.warm_up_s or self._plans.default_warm_up_s
+
+    @property
+    def start_s(self) -> float:
+        """From a request to a ready worker, where there is none."""
+        return self._plans.period_s + (self.promotion_s if self.counts.parked else self.warm_up_s)
+
+    @property
+    def promotion_s(self) -> float:
+        return self._fleet.promotion_s(self.model)
+
+    async def decide(self, instances: Sequence[Instance]) -> None:
+        """`instances`: all of the deployment's."""
+        self.counts = self.reconciler.look(self._standings(instances), self._clock())
+        observation = await self._gathering.observe(self.model, self.counts, self.warm_up_s)
+        before = self.decision
+        decision, self._state = decide(observation, self._plans.limits, self._state, self._clock())
+        self.decision = decision
+        self._has_waiting = observation.num_waiting is None or observation.num_waiting > 0
+        if before is None or (before.desired, before.parked) != (decision.desired, decision.parked):
+            wanted = {"desired": decision.desired, "parked": decision.parked}
+            log.info("decision", model=self.model, workers=observation.num_workers, **wanted, reason=decision.reason)
+
+    def plan(self, instances: Sequence[Instance], heard_for_s: float) -> list[Action]:
+        """What follows from the last decision. `heard_for_s`: see Reconciler."""
+        if self.decision is None:
+            return []
+        decision = self.decision
+        target = Target(decision.desired, decision.parked, not decision.is_frozen, self._has_waiting)
+        plan = self.reconciler.plan(target, self._standings(instances), self._clock(), heard_for_s=heard_for_s)
+        self.counts = plan.counts
+        return plan.actions
+
+    def _standings(self, instances: Sequence[Instance]) -> list[Standing]:
+        own = [instance for instance in instances if instance.model == self.model]
+        return standings(own, self._fleet.heard(self.model, self._clock()))

@@ -1,0 +1,75 @@
+"""Reads the queue, and puts it together with what the fleet says."""
+
+from collections.abc import Callable
+
+import structlog
+
+from headrace_autoscaler.fleet import Fleet
+from headrace_autoscaler.observation import Observation
+from headrace_autoscaler.reconcile import Counts
+from headrace_shared.backlog import lane_depth
+from headrace_shared.bus import Bus, QueueDepth
+from headrace_shared.errors import BusError, BusRefused
+from headrace_shared.messages import Lane
+
+log = structlog.get_logger(__name__)
+
+
+class Gathering:
+    def __init__(self, bus: Bus, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._clock = clock
+        self._readable: set[str] = set()
+        """Models whose queue has been read."""
+        self._waiting_since: dict[str, float] = {}
+
+    async def observe(self, model: str, counts: Counts, warm_up_s: float) -> Observation:
+        depth = await self._depth(model)
+        now = self._clock()
+        fleet = self._fleet.of(model, now)
+        seen = Observation(
+            num_ready=counts.ready,
+            num_waiting=None,
+            num_running=None,
+            num_starting=counts.coming,
+            num_parked=counts.parked,
+            worker_capacity=fleet.worker_capacity,
+            worker_tokens_per_s=fleet.worker_tokens_per_s,
+            warm_up_s=warm_up_s,
+        )
+        if depth is None:
+            return seen
+        num_waiting = depth.num_pending + fleet.num_in_windows + fleet.num_wanted
+        if not num_waiting:
+            self._waiting_since.pop(model, None)
+        since = self._waiting_since.setdefault(model, now) if num_waiting else now
+        return seen._replace(
+            num_waiting=num_waiting,
+            num_running=max(depth.num_unacknowledged - fleet.num_in_windows, fleet.num_sequences, 0),
+            num_arrived=depth.num_delivered + depth.num_pending,
+            # Nobody dates what is in the queue; where no worker takes anything, all of it has waited.
+            oldest_wait_s=max(fleet.oldest_wait_s, 0.0 if counts.ready else now - since),
+            num_waiting_tokens=fleet.num_waiting_tokens,
+            kv_use=fleet.kv_use,
+            batch_occupancy=fleet.batch_occupancy,
+            gpu_utilization=fleet.gpu_utilization,
+            ttft_s=fleet.ttft_s,
+        )
+
+    async def _depth(self, model: str) -> QueueDepth | None:
+        """None if it cannot be read. A queue that nobody has made yet is empty."""
+        num_pending = num_unacknowledged = num_delivered = 0
+        for lane in Lane:
+            try:
+                depth = await lane_depth(self._bus, model, lane)
+            except BusError as error:
+                if isinstance(error, BusRefused) and model not in self._readable:
+                    continue
+                log.info("the queue cannot be read", model=model, lane=lane, error=str(error))
+                return None
+            self._readable.add(model)
+            num_pending += depth.num_pending
+            num_unacknowledged += depth.num_unacknowledged
+            num_delivered += depth.num_delivered
+        return QueueDepth(num_pending, num_unacknowledged, num_delivered)
