@@ -1,18 +1,23 @@
 """The stack for Swarm is docker-compose.yml in the other format: what is the same in both must stay so."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
+
+from headrace_autoscaler.proxy.settings import ProxySettings
+from headrace_autoscaler.settings import AutoscalerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SWARM = yaml.safe_load((ROOT / "deploy/compose.swarm.yaml").read_text())
 NAMES = sorted(COMPOSE["services"])
 
-ONLY_COMPOSE = {"HEADRACE_GPUS"}
-"""Swarm hands out GPUs itself."""
+ONLY_COMPOSE = {"HEADRACE_GPUS", "HEADRACE_MIN_PARKED", "HEADRACE_MAX_PARKED"}
+"""Swarm hands out GPUs itself, and its replicas are all alike."""
 ONLY_SWARM = {"HEADRACE_SERVICE_ID", "HEADRACE_SWARM"}
 DIFFERENT = {"HEADRACE_DRIVER", "HEADRACE_PROJECT"}
 
@@ -46,6 +51,21 @@ def test_settings_are_the_same(name: str) -> None:
     assert set(swarm) - ONLY_SWARM == set(compose) - ONLY_COMPOSE
     for key in set(swarm) & set(compose) - DIFFERENT:
         assert swarm[key] == compose[key], key
+
+
+def test_settings_of_the_autoscaler_exist() -> None:
+    names = {f"HEADRACE_{field.name.upper()}" for field in msgspec.structs.fields(AutoscalerSettings)}
+    assert set(COMPOSE["services"]["autoscaler"]["environment"]) <= names
+    names = {f"HEADRACE_{field.name.upper()}" for field in msgspec.structs.fields(ProxySettings)}
+    assert set(COMPOSE["services"]["docker-proxy"]["environment"]) <= names
+
+
+def test_what_users_can_set_is_listed() -> None:
+    """Every variable of the two files is explained in .env.example."""
+    files = ("docker-compose.yml", "deploy/compose.swarm.yaml", "deploy/compose.gpu.yaml")
+    used = {name for file in files for name in re.findall(r"\$\{([A-Z_]+)", (ROOT / file).read_text())}
+    listed = set(re.findall(r"^#?([A-Z_]+)=", (ROOT / "deploy/.env.example").read_text(), re.MULTILINE))
+    assert used - listed == {"COMPOSE_PROJECT_NAME"}
 
 
 def test_what_the_autoscaler_reads_is_there() -> None:
