@@ -38,6 +38,8 @@ class Call:
     refusals: list[str] = field(default_factory=list)
     stalls_s: list[float] = field(default_factory=list)
     """Times between one event with text (or the beginning) and the next."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When the latest event with text came, over whichever connection; before the first the beginning."""
     problem: str = ""
     """Why the answer is lost."""
 
@@ -70,7 +72,6 @@ class Crowd:
         key = secrets.token_hex(8)
         urls = itertools.cycle(self._chance.sample(self._urls, len(self._urls)))
         deadline = time.monotonic() + PATIENCE_S
-        heard_at = time.monotonic()
         # A pool of connections per router would keep those that a kill has broken.
         timeout = httpx.Timeout(self._silence_s, connect=10.0)
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http:
@@ -80,7 +81,7 @@ class Crowd:
                     break
                 call.num_connections += 1
                 try:
-                    heard_at = await self._connect(http, next(urls), call, key, heard_at)
+                    await self._connect(http, next(urls), call, key)
                 except (httpx.TransportError, OSError):
                     await asyncio.sleep(0.0 if self._resumes else RETRY_S)
                     if not self._resumes and call.request_id is not None:
@@ -90,7 +91,7 @@ class Crowd:
                         await asyncio.sleep(RETRY_S)
         return call
 
-    async def _connect(self, http: httpx.AsyncClient, url: str, call: Call, key: str, heard_at: float) -> float:
+    async def _connect(self, http: httpx.AsyncClient, url: str, call: Call, key: str) -> None:
         headers = {"Headrace-Resumable": "true", "Idempotency-Key": key} if self._resumes else {}
         if call.request_id is not None and self._resumes:
             if call.last_event_id is not None:
@@ -105,23 +106,22 @@ class Crowd:
                 call.refusals.append(f"{reply.status_code} {told[:200]}")
                 if reply.status_code not in (429, 503):
                     call.problem = call.refusals[-1]
-                return heard_at
+                return
             call.request_id = reply.headers.get("headrace-request-id", call.request_id or "?")
             event: list[str] = []
             async for line in reply.aiter_lines():
                 if line:
                     event.append(line)
                     continue
-                heard_at = self._take(call, event, heard_at)
+                self._take(call, event)
                 event.clear()
                 if call.is_complete or call.problem:
-                    return heard_at
+                    return
             call.num_clean_cuts += 1
-            return heard_at
         finally:
             await reply.aclose()
 
-    def _take(self, call: Call, event: list[str], heard_at: float) -> float:
+    def _take(self, call: Call, event: list[str]) -> None:
         """An event counts, and so does its id, once the empty line behind it is here."""
         now = time.monotonic()
         data = [line.removeprefix("data: ") for line in event if line.startswith("data: ")]
@@ -137,10 +137,9 @@ class Crowd:
             if call.answer.error is not None:
                 call.problem = str(call.answer.error)
             if len(call.answer.deltas) > num_deltas:
-                call.stalls_s.append(now - heard_at)
+                call.stalls_s.append(now - call.heard_at)
                 self.num_events += 1
-                heard_at = now
-        return heard_at
+                call.heard_at = now
 
 
 def percentile(values: Sequence[float], share: float) -> float:

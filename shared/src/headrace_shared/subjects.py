@@ -89,7 +89,7 @@ ACCOUNTS = BucketSpec("ACCOUNTS", max_bytes=64 * MIB, ttl_s=2 * 86_400.0)
 
 DEDUPE_WINDOW_S = 120.0
 """A message id is stored once within this time."""
-ACK_WAIT_S = 10.0
+ACK_WAIT_S = 4.5
 """Renewed by `in_progress` three times as often; a dead scheduler's requests that no worker has yet are offered again
 after this."""
 MAX_ACK_PENDING = 100_000
