@@ -1,4 +1,4 @@
-"""Text comes whole, the same streamed or not, on both endpoints (STR cases)."""
+"""Text comes whole, the same streamed or not, on both endpoints."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -11,6 +11,7 @@ from headrace_router.parsing import parse_body
 from headrace_router.schemas import ChatBody, CompletionBody
 from headrace_router.validation import ValidChat, ValidParams, fit, validate_chat, validate_completion
 from headrace_shared.errors import InvalidRequest
+from headrace_shared.messages import ModelCard
 from tests.router.support import CONTEXT, END, MODEL, make_card
 
 CARD = make_card(temperature=0.6, top_p=0.9)
@@ -18,9 +19,9 @@ VOCAB = CARD.vocab_size
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
-def chat(**fields: Any) -> tuple[ValidChat, ValidParams]:
+def chat(card: ModelCard = CARD, **fields: Any) -> tuple[ValidChat, ValidParams]:
     body = {"model": MODEL, "messages": MESSAGES, **fields}
-    return validate_chat(parse_body(ChatBody, json.dumps(body).encode()), CARD, random_seed=5)
+    return validate_chat(parse_body(ChatBody, json.dumps(body).encode()), card, random_seed=5)
 
 
 def completion(**fields: Any) -> tuple[Any, ValidParams]:
@@ -96,8 +97,6 @@ BAD: list[tuple[str, Any]] = [
     ("cache_salt", ""),
     ("cache_salt", "a/b"),
     ("cache_salt", "s" * 129),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
-    ("tools", []),
     ("tool_choice", "required"),
     ("suffix", "x"),
     ("best_of", 3),
@@ -185,7 +184,7 @@ def test_null_means_not_given() -> None:
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
     neutral = {
-        "tools": [{"type": "function"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
         "tool_choice": "none",
         "response_format": {"type": "text"},
         "modalities": ["text"],
@@ -232,7 +231,8 @@ def test_parts_are_joined_in_every_role() -> None:
 
 def test_tool_calls_reach_the_template_as_objects() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    valid, _ = chat(messages=[*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    card = make_card(chat_template="{{ tools }}{{ messages }}")
+    valid, _ = chat(card, messages=[*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}])
     assert valid.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert valid.messages[1]["content"] == ""
 

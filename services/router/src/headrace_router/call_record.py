@@ -11,6 +11,7 @@ from msgspec import Struct
 from headrace_router.choices import ChoiceText
 from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
+from headrace_router.tools import ToolUse
 from headrace_router.validation import ValidParams
 from headrace_shared.messages import Request, RequestId, StopParams
 
@@ -25,6 +26,7 @@ class AnswerForm(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool
     stop_strings: tuple[str, ...]
     include_stop: bool
+    tools: ToolUse | None = None
 
 
 class CallRecord(Struct, frozen=True, tag=True, kw_only=True):
@@ -54,6 +56,7 @@ def form_of(params: ValidParams, *, is_chat: bool) -> AnswerForm:
         skip_special_tokens=params.skip_special_tokens,
         stop_strings=params.stop_strings,
         include_stop=params.include_stop,
+        tools=params.tools,
     )
 
 

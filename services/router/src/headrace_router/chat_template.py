@@ -64,7 +64,11 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """Text in which each control token is a mark. Raises InvalidRequest with the template's own words."""
-        contents = [_break_contents(message, self._broken) for message in messages] if self.is_dynamic else messages
+        contents: Sequence[Mapping[str, Any]] = messages
+        if self.is_dynamic:
+            # A role is one of a few known words.
+            contents = [_break_strings(message, self._broken, but="role") for message in messages]
+            variables = _break_strings(variables, self._broken)
         bos, eos = self.mark(self._bos), self.mark(self._eos)
         text = self._run(self._marked, contents, {**variables, "bos_token": bos, "eos_token": eos})
         return self.mark(text).replace(self._break, "") if self.is_dynamic else text
@@ -104,14 +108,17 @@ def _mark_literal(node: nodes.Node, mark: Callable[[str], str]) -> None:
         node.value = mark(node.value)
 
 
-def _break_contents(value: Any, broken: Callable[[str], str], key: str = "") -> Any:
-    """Special tokens in all strings, except in the role, which is one of a few known words."""
+def _break_strings(value: Any, broken: Callable[[str], str], *, but: str | None = None) -> Any:
+    """Special tokens in all strings, except under the key `but`."""
     if isinstance(value, str):
-        return value if key == "role" else broken(value)
+        return broken(value)
     if isinstance(value, Mapping):
-        return {broken(name): _break_contents(item, broken, name) for name, item in value.items()}
+        return {
+            broken(name): item if name == but and isinstance(item, str) else _break_strings(item, broken, but=but)
+            for name, item in value.items()
+        }
     if isinstance(value, list):
-        return [_break_contents(item, broken) for item in value]
+        return [_break_strings(item, broken, but=but) for item in value]
     return value
 
 

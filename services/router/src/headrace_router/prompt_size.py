@@ -31,6 +31,7 @@ def size_of(body: ChatBody | CompletionBody) -> PromptSize:
     num_choices = min(MAX_CHOICES, max(1, body.n or 1))
     if isinstance(body, ChatBody):
         num_chars = sum(_num_chars(message.content) for message in body.messages)
+        num_chars += sum(len(tool.model_dump_json()) for tool in body.tools or ())
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         return PromptSize(1, num_chars, 0, num_choices, _at_least_one(wanted))
     prompts = body.prompt

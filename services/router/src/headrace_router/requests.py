@@ -2,6 +2,7 @@
 for a thread."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,9 +28,13 @@ class EncodedPrompt(NamedTuple):
 def encode_chat(model: ServedModel, chat: ValidChat, params: ValidParams) -> list[EncodedPrompt]:
     """Raises InvalidRequest."""
     num_chars = sum(len(message["content"]) for message in chat.messages)
+    num_chars += sum(len(json.dumps(tool, ensure_ascii=False)) for tool in chat.tools)
     check_length(model, num_chars, params.max_tokens, "messages")
     ids = model.encoder.encode_chat(
-        chat.messages, add_generation_prompt=chat.add_generation_prompt, variables=chat.template_variables
+        chat.messages,
+        add_generation_prompt=chat.add_generation_prompt,
+        variables=chat.template_variables,
+        tools=chat.tools,
     )
     return [EncodedPrompt(pack_ids(ids), fit(len(ids), params, model.card, "messages"))]
 

@@ -1,13 +1,16 @@
 """The objects that clients get, as msgspec structs: encoding one chunk takes about a microsecond. Pure."""
 
+import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from headrace_router.call_reader import CallPiece, CallReader, Found
 from headrace_router.choices import ChoiceDelta, Delta, TokenText, Usage
 from headrace_router.detokenization import Vocabulary
+from headrace_router.tools import CallFormat, ToolUse
 from headrace_shared.messages import FinishReason
 
 _LOWEST_LOGPROB = -9999.0
@@ -52,15 +55,32 @@ class CompletionLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
+class FunctionObject(Struct, frozen=True):
+    name: str | UnsetType
+    arguments: str
+    """JSON, as the model wrote it; in a chunk a piece of it."""
+
+
+class ToolCallObject(Struct, frozen=True):
+    index: int | UnsetType
+    """In chunks."""
+    id: str | UnsetType
+    """In chunks, like the type and the name, where the call begins."""
+    type: str | UnsetType
+    function: FunctionObject
+
+
 class ChatDelta(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallObject] | UnsetType = UNSET
 
 
 class ChatMessageObject(Struct, frozen=True):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCallObject] | UnsetType = UNSET
 
 
 class Choice(Struct, frozen=True):
@@ -69,7 +89,7 @@ class Choice(Struct, frozen=True):
     message: ChatMessageObject | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: ChatLogprobs | CompletionLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | Literal["tool_calls"] | None = None
     stop_reason: str | int | None = None
 
 
@@ -96,8 +116,18 @@ class Formatter:
     """Writes one answer. `is_chat` and whether log-probabilities were asked for are fixed; per-choice state is only
     whether the choice has begun and, for whole answers, its pieces."""
 
-    def __init__(self, identity: Identity, vocabulary: Vocabulary, *, is_chat: bool, num_logprobs: int | None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        vocabulary: Vocabulary,
+        *,
+        is_chat: bool,
+        num_logprobs: int | None,
+        tools: ToolUse | None = None,
+    ) -> None:
         self._identity = identity
+        self._tools = tools
+        self._readers: dict[int, CallReader] = {}
         self._vocabulary = vocabulary
         self._is_chat = is_chat
         self._num_logprobs = num_logprobs
@@ -116,13 +146,17 @@ class Formatter:
         self._begun.add(index)
         logprobs = self._logprobs(delta.tokens)
         if self._is_chat:
+            found = self._read(index, delta)
+            calls = [self._call(index, piece, is_chunk=True) for piece in found.calls]
+            if not (found.text or calls or delta.tokens or delta.finish) and not is_first:
+                return None
             role = "assistant" if is_first else UNSET
-            content = delta.text if delta.text or is_first else UNSET
+            content = found.text if found.text or (is_first and not calls) else UNSET
             choice = Choice(
                 index,
-                delta=ChatDelta(role, content),
+                delta=ChatDelta(role, content, calls or UNSET),
                 logprobs=logprobs,
-                finish_reason=delta.finish,
+                finish_reason=self._finish(index, delta),
                 stop_reason=delta.stop_reason,
             )
             return Answer(*self._head("chat.completion.chunk"), [choice], usage)
@@ -142,10 +176,16 @@ class Formatter:
             logprobs = self._logprobs([token for part in parts for token in part.tokens])
             end = parts[-1]
             if self._is_chat:
-                message = ChatMessageObject(text)
+                found = self._read(index, end._replace(text=text))
+                calls = [self._call(index, piece, is_chunk=False) for piece in found.calls]
+                content = found.text if found.text or not calls else None
                 choices.append(
                     Choice(
-                        index, message=message, logprobs=logprobs, finish_reason=end.finish, stop_reason=end.stop_reason
+                        index,
+                        message=ChatMessageObject(content, tool_calls=calls or UNSET),
+                        logprobs=logprobs,
+                        finish_reason=self._finish(index, end),
+                        stop_reason=end.stop_reason,
                     )
                 )
             else:
@@ -153,6 +193,30 @@ class Formatter:
                     Choice(index, text=text, logprobs=logprobs, finish_reason=end.finish, stop_reason=end.stop_reason)
                 )
         return Answer(*self._head("chat.completion" if self._is_chat else "text_completion"), choices, usage)
+
+    def _read(self, index: int, delta: Delta) -> Found:
+        if self._tools is None:
+            return Found(delta.text)
+        reader = self._readers.setdefault(index, CallReader(self._tools))
+        return reader.push(delta.text, is_last=delta.finish is not None)
+
+    def _call(self, choice: int, piece: CallPiece, *, is_chunk: bool) -> ToolCallObject:
+        """Ids are the same wherever the answer is written."""
+        begins = piece.name is not None
+        digest = hashlib.sha256(f"{self._identity.id}/{choice}/{piece.index}".encode()).hexdigest()
+        return ToolCallObject(
+            index=piece.index if is_chunk else UNSET,
+            id=f"call_{digest[:24]}" if begins else UNSET,
+            type="function" if begins else UNSET,
+            function=FunctionObject(name=UNSET if piece.name is None else piece.name, arguments=piece.arguments),
+        )
+
+    def _finish(self, index: int, delta: Delta) -> "FinishReason | Literal['tool_calls'] | None":
+        """As in OpenAI's API, a function that had to be called is no news."""
+        reader = self._readers.get(index)
+        is_called = reader is not None and reader.num_calls > 0 and delta.finish is FinishReason.STOP
+        chose = self._tools is not None and self._tools.format is not CallFormat.ARGUMENTS
+        return "tool_calls" if is_called and chose else delta.finish
 
     def _head(self, kind: str) -> tuple[str, str, int, str]:
         return self._identity.id, kind, self._identity.created, self._identity.model

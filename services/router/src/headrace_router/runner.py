@@ -149,6 +149,7 @@ class Runner:
                 plan.model.encoder.vocabulary,
                 is_chat=plan.form.is_chat,
                 num_logprobs=plan.prompts[0].request.sampling.num_logprobs,
+                tools=plan.form.tools,
             ),
             num_choices=plan.num_choices,
             on_token=meter.on_token,

@@ -99,11 +99,27 @@ class GenerationBody(_Schema):
     """Runs to its end, whether or not its client stays."""
 
 
+class Function(_Schema):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """Enforced calls follow the schema in any case; others are the model's own."""
+
+
+class Tool(_Schema):
+    type: str
+    function: Function
+
+
 class ChatBody(GenerationBody):
     messages: ListOf[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: ListOf[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

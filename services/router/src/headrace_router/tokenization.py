@@ -63,13 +63,19 @@ class TextEncoder:
         return ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Ids of a chat. Raises InvalidRequest where the template refuses it."""
         if self._template is None:
             raise InvalidRequest("This model has no chat template.", param="model", code="model_has_no_chat_template")
         messages = _with_known_roles(messages, self._template.mentions_developer)
-        text = self._template.render(messages, {**variables, "add_generation_prompt": add_generation_prompt})
+        known = {**variables, "add_generation_prompt": add_generation_prompt, "tools": list(tools) or None}
+        text = self._template.render(messages, known)
         ids: list[int] = self._marked.encode(text, add_special_tokens=False).ids
         controls = self._controls
         return [controls.get(token, token) for token in ids]

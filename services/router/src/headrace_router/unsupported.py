@@ -51,7 +51,7 @@ def refuse_unsupported(extra: Mapping[str, Any], *, num_choices: int | None) -> 
     best_of = extra.get("best_of")
     if best_of is not None and not _same(best_of, num_choices or 1):
         raise InvalidRequest("'best_of' is supported only where it equals 'n'.", param="best_of", code=_CODE)
-    choice = extra.get("tool_choice")
+    choice = extra.get("tool_choice")  # not a chat's: there it is a field of its own
     if choice not in (None, "none", "auto"):
         raise _unsupported("tool_choice")
     if extra.get("tools") is not None and choice != "none":

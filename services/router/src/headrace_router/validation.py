@@ -12,6 +12,8 @@ from headrace_router.chat_messages import template_messages
 from headrace_router.chat_template import RESERVED_NAMES
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
 from headrace_router.structured_output import OutputForm, output_form
+from headrace_router.tool_prompt import with_tools
+from headrace_router.tools import ToolUse, tools_of
 from headrace_router.unsupported import refuse_unsupported
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import ModelCard, SamplingParams, StopParams
@@ -57,6 +59,8 @@ class ValidParams(NamedTuple):
     is_background: bool
     form: OutputForm | None
     """Of the answer; not known yet to make sense."""
+    tools: ToolUse | None
+    """How the answer's function calls are found; None: there are none."""
 
 
 class ValidChat(NamedTuple):
@@ -64,6 +68,8 @@ class ValidChat(NamedTuple):
     """As a chat template takes them."""
     add_generation_prompt: bool
     template_variables: dict[str, Any]
+    tools: list[dict[str, Any]]
+    """Described for the template; empty: none."""
 
 
 def validate_chat(body: ChatBody, card: ModelCard, random_seed: int) -> tuple[ValidChat, ValidParams]:
@@ -79,15 +85,23 @@ def validate_chat(body: ChatBody, card: ModelCard, random_seed: int) -> tuple[Va
         if name in RESERVED_NAMES or name.startswith("_"):
             param = "chat_template_kwargs"
             raise InvalidRequest(f"'{param}' may not set '{name[:64]}'.", param=param)
+    template = card.chat_template or ""
+    tools = tools_of(body, template)
+    messages = template_messages(body.messages)
+    knows_tools = "tools" in template
     chat = ValidChat(
-        messages=template_messages(body.messages),
+        messages=messages if knows_tools else with_tools(messages, tools.described),
         add_generation_prompt=body.add_generation_prompt is not False,
         template_variables=variables,
+        tools=tools.described if knows_tools else [],
     )
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return chat, _validate(body, card, random_seed, num_logprobs, field, max_tokens, default_max_tokens=None)
+    params = _validate(body, card, random_seed, num_logprobs, field, max_tokens, default_max_tokens=None)
+    if tools.form is not None and params.form is not None:
+        raise InvalidRequest("'tool_choice' cannot be combined with a form of the answer.", param="tool_choice")
+    return chat, params._replace(tools=tools.use, form=tools.form or params.form)
 
 
 def validate_completion(
@@ -179,6 +193,7 @@ def _validate(
         continuous_usage=bool(options and options.continuous_usage_stats),
         is_background=bool(body.background),
         form=output_form(body),
+        tools=None,
     )
 
 

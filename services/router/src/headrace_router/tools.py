@@ -1,0 +1,148 @@
+"""The functions that a model may call, as OpenAI's API describes them. Pure."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from headrace_router.schemas import ChatBody, Tool
+from headrace_router.structured_output import OutputForm
+from headrace_shared.errors import InvalidRequest
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DEFINITIONS = ("$defs", "definitions")
+
+
+class CallFormat(StrEnum):
+    """How a model writes its calls."""
+
+    TAGGED = "tagged"
+    """<tool_call>{"name": …, "arguments": {…}}</tool_call>, with other text around it: Hermes, Qwen."""
+    BARE = "bare"
+    """The whole text is a call, calls between semicolons, or a JSON list of them: Llama 3, Mistral; and calls that a
+    grammar enforces."""
+    ARGUMENTS = "arguments"
+    """The whole text is the arguments of the one function that must be called."""
+
+
+class ToolUse(Struct, frozen=True, kw_only=True):
+    """How calls are found in an answer."""
+
+    format: CallFormat
+    names: tuple[str, ...]
+    """Of the functions; an object with another name is text."""
+    is_parallel: bool
+    """False: all calls after the first are left out."""
+
+
+class Tools(NamedTuple):
+    described: list[dict[str, Any]]
+    """As chat templates take them; empty: the model is not to know of any."""
+    use: ToolUse | None
+    """None: it is not to call any."""
+    form: OutputForm | None
+    """Enforces a call."""
+
+
+NO_TOOLS = Tools([], None, None)
+
+
+def tools_of(body: ChatBody, template: str) -> Tools:
+    """`template`: the model's, which shows how it writes calls. Raises InvalidRequest."""
+    choice = body.tool_choice
+    if body.tools is None:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+        return NO_TOOLS
+    functions = _functions(body.tools)
+    if choice == "none":
+        return NO_TOOLS
+    described = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    is_parallel = body.parallel_tool_calls is not False
+    names = tuple(functions)
+    if choice in (None, "auto"):
+        return Tools(described, ToolUse(format=call_format(template), names=names, is_parallel=is_parallel), None)
+    if choice == "required":
+        form = OutputForm("json", json.dumps(_calls_schema(functions, is_parallel)), "tools")
+        return Tools(described, ToolUse(format=CallFormat.BARE, names=names, is_parallel=is_parallel), form)
+    name = _named(choice)
+    if name not in functions:
+        raise InvalidRequest(
+            f"'tool_choice' names '{name[:64]}', which is none of 'tools'.", param="tool_choice.function.name"
+        )
+    form = OutputForm("json", json.dumps(functions[name]), "tools")
+    return Tools(described, ToolUse(format=CallFormat.ARGUMENTS, names=(name,), is_parallel=False), form)
+
+
+def call_format(template: str) -> CallFormat:
+    """What a model with this chat template was trained to write."""
+    if "<tool_call>" in template or "tools" not in template:
+        return CallFormat.TAGGED  # a template without tools gets ours
+    return CallFormat.BARE
+
+
+def _functions(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
+    """Schema of the arguments by name."""
+    if not 1 <= len(tools) <= MAX_TOOLS:
+        raise InvalidRequest(f"'tools' must have 1 to {MAX_TOOLS} functions.", param="tools", code="empty_array")
+    functions: dict[str, dict[str, Any]] = {}
+    for i, tool in enumerate(tools):
+        where = f"tools[{i}]"
+        if tool.type != "function":
+            raise InvalidRequest(f"'{where}.type' must be 'function'.", param=f"{where}.type")
+        name = tool.function.name
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"'{where}.function.name' must have 1 to 64 characters out of a-z, A-Z, 0-9, _ and -.",
+                param=f"{where}.function.name",
+            )
+        if name in functions:
+            raise InvalidRequest(f"'{where}.function.name' is there twice.", param=f"{where}.function.name")
+        functions[name] = tool.function.parameters or {"type": "object", "properties": {}}
+    return functions
+
+
+def _named(choice: Any) -> str:
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and isinstance(choice.get("function"), Mapping):
+        name = choice["function"].get("name")
+        if isinstance(name, str):
+            return name
+    raise InvalidRequest("'tool_choice' must be 'none', 'auto', 'required' or a named function.", param="tool_choice")
+
+
+def _calls_schema(functions: Mapping[str, dict[str, Any]], is_parallel: bool) -> dict[str, Any]:
+    """A list of calls. Definitions move to the root, where references look for them."""
+    definitions: dict[str, Any] = {}
+    calls = []
+    for number, (name, schema) in enumerate(functions.items()):
+        own = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+        for key in _DEFINITIONS:
+            for label, definition in (schema.get(key) or {}).items():
+                definitions[f"{number}.{label}"] = _relabelled(definition, number)
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": _relabelled(own, number)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, "$defs": definitions}
+    return schema if is_parallel else schema | {"maxItems": 1}
+
+
+def _relabelled(value: Any, number: int) -> Any:
+    if isinstance(value, Mapping):
+        result = {key: _relabelled(item, number) for key, item in value.items()}
+        reference = value.get("$ref")
+        for key in _DEFINITIONS:
+            if isinstance(reference, str) and reference.startswith(f"#/{key}/"):
+                result["$ref"] = f"#/$defs/{number}.{reference.removeprefix(f'#/{key}/')}"
+        return result
+    if isinstance(value, list):
+        return [_relabelled(item, number) for item in value]
+    return value

@@ -1,0 +1,111 @@
+"""Tools of a chat: what they must be, who has to be called, and how a model without tools hears of them."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from headrace_router.parsing import parse_body
+from headrace_router.schemas import ChatBody
+from headrace_router.tool_prompt import with_tools
+from headrace_router.tools import MAX_TOOLS, NO_TOOLS, CallFormat, Tools, call_format, tools_of
+from headrace_shared.errors import InvalidRequest
+
+POINT = {"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
+
+
+def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def asked(template: str = "{{ tools }} <tool_call>", **fields: Any) -> Tools:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi."}], **fields}
+    return tools_of(parse_body(ChatBody, json.dumps(body).encode()), template)
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": []}, "tools"),
+        ({"tools": [tool(f"f{n}") for n in range(MAX_TOOLS + 1)]}, "tools"),
+        ({"tools": [tool("a b")]}, "tools[0].function.name"),
+        ({"tools": [tool("f"), tool("f")]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [tool("f", parameters=[])]}, "tools[0].function.parameters"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": NAMED}, "tool_choice"),
+        ({"tools": [tool("g")], "tool_choice": NAMED}, "tool_choice.function.name"),
+        ({"tools": [tool()], "tool_choice": "maybe"}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
+    ],
+)
+def test_what_is_refused_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(**fields)
+    assert caught.value.param == param
+
+
+def test_none_and_no_tools_are_no_tools() -> None:
+    assert asked() == asked(tools=None, tool_choice="auto") == asked(tools=[tool()], tool_choice="none") == NO_TOOLS
+
+
+def test_auto_leaves_the_model_free() -> None:
+    free = asked(tools=[tool("f"), tool("g")], parallel_tool_calls=False)
+    assert free.form is None and free.use is not None
+    assert (free.use.format, free.use.names, free.use.is_parallel) == (CallFormat.TAGGED, ("f", "g"), False)
+    assert [each["function"]["name"] for each in free.described] == ["f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% if tools %}<tool_call>{% endif %}", CallFormat.TAGGED),
+        ("{{ messages }}", CallFormat.TAGGED),
+        ("{% if tools %}<|python_tag|>{% endif %}", CallFormat.BARE),
+        ("{% if tools %}[AVAILABLE_TOOLS] [TOOL_CALLS]{% endif %}", CallFormat.BARE),
+    ],
+)
+def test_the_template_tells_how_calls_are_written(template: str, expected: CallFormat) -> None:
+    assert call_format(template) is expected
+
+
+def test_a_named_function_s_arguments_are_the_answer() -> None:
+    named = asked(tools=[tool("f", parameters=POINT)], tool_choice=NAMED)
+    assert named.form is not None and json.loads(named.form.text) == POINT
+    assert named.use is not None and named.use.format is CallFormat.ARGUMENTS
+
+
+def test_required_calls_are_a_list_whose_references_still_lead_somewhere() -> None:
+    other = {"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "string"}}}
+    required = asked(tools=[tool("f", parameters=POINT), tool("g", parameters=other)], tool_choice="required")
+    assert required.form is not None and required.use is not None and required.use.format is CallFormat.BARE
+    schema = json.loads(required.form.text)
+    for good in ([{"name": "f", "arguments": {"x": 1}}], [{"name": "g", "arguments": {"x": "1"}}] * 2):
+        jsonschema.validate(good, schema)
+    for bad in ([], [{"name": "f", "arguments": {"x": "1"}}], [{"name": "h", "arguments": {}}], [{"name": "f"}]):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema)
+    single = asked(tools=[tool("f")], tool_choice="required", parallel_tool_calls=False)
+    assert single.form is not None and json.loads(single.form.text)["maxItems"] == 1
+
+
+def test_a_model_without_tools_is_told_of_them_in_words() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    chat: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+    ]
+    told = with_tools(chat, [tool("f")])
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert told[0]["content"].startswith("Be brief.\n\n") and '"name": "f"' in told[0]["content"]
+    assert told[2]["content"] == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert told[3]["content"] == "<tool_response>\n42\n</tool_response>"
+    assert with_tools([{"role": "user", "content": "Go."}], [tool("f")])[0]["role"] == "system"
+    assert with_tools(chat[:2], []) == chat[:2]
