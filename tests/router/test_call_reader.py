@@ -25,10 +25,10 @@ def read(form: CallFormat, parts: Sequence[str], is_parallel: bool = True) -> tu
         found = reader.push(part, is_last=number == len(parts) - 1)
         texts.append(found.text)
         for piece in found.calls:
-            assert (piece.name is not None) == (piece.index == len(calls)), "its name comes first, and once"
+            assert (piece.name is not None) == (piece.number == len(calls)), "its name comes first, and once"
             if piece.name is not None:
                 calls.append([piece.name, ""])
-            calls[piece.index][1] += piece.arguments
+            calls[piece.number][1] += piece.arguments
     return "".join(texts), [(name, arguments) for name, arguments in calls], texts
 
 

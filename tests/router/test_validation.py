@@ -19,7 +19,7 @@ VOCAB = CARD.vocab_size
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
-def chat(card: ModelCard = CARD, **fields: Any) -> tuple[ValidChat, ValidParams]:
+def chat(card: ModelCard = CARD, /, **fields: Any) -> tuple[ValidChat, ValidParams]:
     body = {"model": MODEL, "messages": MESSAGES, **fields}
     return validate_chat(parse_body(ChatBody, json.dumps(body).encode()), card, random_seed=5)
 

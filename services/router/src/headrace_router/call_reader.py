@@ -18,7 +18,7 @@ _BETWEEN = " \t\r\n;,[]"
 
 
 class CallPiece(NamedTuple):
-    index: int
+    number: int
     """Of the call in the choice."""
     name: str | None
     """Where the call begins."""
@@ -61,8 +61,8 @@ class Sink:
         return found
 
     def _add(self, piece: CallPiece) -> None:
-        if piece.index == 0 or self._is_parallel:
-            self._calls[piece.index] = piece
+        if piece.number == 0 or self._is_parallel:
+            self._calls[piece.number] = piece
 
 
 class CallReader:

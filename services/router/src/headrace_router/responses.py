@@ -203,9 +203,9 @@ class Formatter:
     def _call(self, choice: int, piece: CallPiece, *, is_chunk: bool) -> ToolCallObject:
         """Ids are the same wherever the answer is written."""
         begins = piece.name is not None
-        digest = hashlib.sha256(f"{self._identity.id}/{choice}/{piece.index}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self._identity.id}/{choice}/{piece.number}".encode()).hexdigest()
         return ToolCallObject(
-            index=piece.index if is_chunk else UNSET,
+            index=piece.number if is_chunk else UNSET,
             id=f"call_{digest[:24]}" if begins else UNSET,
             type="function" if begins else UNSET,
             function=FunctionObject(name=UNSET if piece.name is None else piece.name, arguments=piece.arguments),
