@@ -12,6 +12,7 @@ COMMANDS = {
     "up": "start broker, router, scheduler, worker and autoscaler on this machine",
     "ps": "list the processes of running instances",
     "chat": "talk to a model",
+    "top": "show the fleet: queue, batches, KV blocks, tokens a second",
     "flood": "send load and measure what users would feel; compare two runs",
     "keys": "create, list or revoke API keys",
     "drain": "empty a worker and end it, without losing a token",

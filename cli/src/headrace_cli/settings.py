@@ -147,6 +147,17 @@ class ChatSettings(Struct, frozen=True, kw_only=True):
     """Longest silence of the server."""
 
 
+class TopSettings(Struct, frozen=True, kw_only=True):
+    url: str = "http://127.0.0.1:8000"
+    """Address of a router."""
+    api_key: Secret = ""
+    """Key to send, if the server wants one."""
+    once: bool = False
+    """Print the fleet as it is now, and end."""
+    json: bool = False
+    """Print it as JSON, and end."""
+
+
 class DoctorSettings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """Address that `headrace up` would listen at."""
