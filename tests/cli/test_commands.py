@@ -4,6 +4,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -47,13 +49,25 @@ def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err.startswith("headrace: serve: unknown command; one of up, ps, ")
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "version"])
+BECOME_ANOTHER = ("simulate", "sim-worker")
+"""Commands that turn the process into one of another program: here that would be the test run itself."""
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("version", *BECOME_ANOTHER)])
 def test_each_command_has_help_and_names_bad_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         run([command, "--help"])
     assert raised.value.code == 0 and f"usage: headrace {command}" in capsys.readouterr().out
     assert run([command, "--xyzzy"]) == 2
     assert capsys.readouterr().err == f"headrace {command}: --xyzzy: unknown flag; see --help\n"
+
+
+@pytest.mark.parametrize("command", BECOME_ANOTHER)
+def test_commands_that_become_another_program_have_help(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace_cli", command, "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "usage: " in done.stdout, done.stderr
 
 
 def example_state(**changes: object) -> InstanceState:
