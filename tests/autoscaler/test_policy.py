@@ -44,14 +44,37 @@ def test_down_to_the_most_that_was_needed_in_the_window() -> None:
     decisions = steps([observation._replace(num_ready=4) for observation in observations])
     desired = [decision.desired for decision in decisions]
     assert desired[:14] == [4] * 14  # 60 s after the need for four
-    assert desired[14] == 3  # 60 s after the need for two, with a margin
-    assert desired[15:] == [1] * (len(desired) - 15)
+    assert desired[14:26] == [3] * 12  # 60 s after the need for two, with a margin, and for a minute
+    assert desired[26:] == [2] * 12 + [1] * (len(desired) - 38)
     assert "1 would do, waiting" in decisions[5].reason
 
 
 def test_a_new_policy_keeps_the_workers_there_are_for_a_whole_window() -> None:
     decisions = steps([observe(num_ready=5)] * 14)
-    assert [decision.desired for decision in decisions] == [5] * 12 + [1, 1]
+    assert [decision.desired for decision in decisions] == [5] * 12 + [4, 4]
+
+
+def test_few_workers_go_at_a_time_and_then_none_for_a_minute() -> None:
+    limits = LIMITS._replace(max_workers=1000, scale_down_after_s=100.0)
+    desired = [decision.desired for decision in steps([observe(num_running=100, num_ready=500)] * 60, limits)]
+    assert desired[:20] == [500] * 20
+    assert desired[20:32] == [450] * 12 and desired[32:44] == [405] * 12 and desired[44] == 365
+
+
+def test_where_the_load_is_known_the_time_that_requests_take_does_not_matter() -> None:
+    """Twice as many sequences that each take twice as long are the same load."""
+    limits = LIMITS._replace(max_workers=100)
+    desired = []
+    for num_running in (50, 100):
+        observations = [Observation(10, 0, num_running, 20, num_arrived=50 * number, load=0.5) for number in range(80)]
+        desired.append(steps(observations, limits)[-1].desired)
+    assert desired == [6, 6]  # of ten that are half used, with a margin
+
+
+def test_a_load_above_what_is_planned_with_brings_workers_though_places_are_free() -> None:
+    limits = LIMITS._replace(max_workers=100, target_load=0.9)
+    observations = [Observation(10, 0, 40, 20, num_arrived=50 * number, load=0.99) for number in range(40)]
+    assert steps(observations, limits)[-1].desired == 11
 
 
 def test_fewer_workers_that_prove_too_few_are_tried_again_only_after_longer() -> None:
@@ -90,7 +113,7 @@ def test_a_queue_that_cannot_be_read_lowers_nothing_and_the_window_starts_anew()
     quiet = observe(num_ready=4)
     lost = quiet._replace(num_waiting=None)
     decisions = steps([*[quiet] * 11, *[lost] * 40, *[quiet] * 13])
-    assert [decision.desired for decision in decisions] == [4] * 63 + [1]
+    assert [decision.desired for decision in decisions] == [4] * 63 + [3]
     assert decisions[20].is_frozen and not decisions[5].is_frozen
 
 

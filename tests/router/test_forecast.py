@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from headrace_router.engine_speed import EngineSpeed
 from headrace_router.forecast import Capacity, Forecast, Mix, make_forecast
+from headrace_shared.engine_speed import EngineSpeed
 from headrace_shared.messages import RunningGroup, WaitingGroup
 
 SPEED = EngineSpeed(0.02, 0.0, 0.0)

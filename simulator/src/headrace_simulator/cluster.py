@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from headrace_shared.engine_speed import Work
 from headrace_simulator.arrivals import Arrivals, Floats
 
 
@@ -25,6 +26,8 @@ class Load(NamedTuple):
     """Share of the ready workers' KV blocks that sequences hold."""
     batch_occupancy: float
     """Share of the places in the ready workers' iterations that are taken."""
+    spent: Work
+    """By an average ready worker in the last step."""
     utilization: float
     """Share of the last step in which the ready workers' GPUs computed."""
 

@@ -67,7 +67,8 @@ class Day:
 
     def arrivals(self, step: int) -> Arrivals:
         random = np.random.default_rng((self._seed, step))
-        count = int(random.poisson(self._rates[step] * self._step_s / self._weight))
+        # Many requests vary less, relative to their number, than the few that stand for them would.
+        count = int(random.poisson(self._rates[step] * self._step_s) / self._weight + random.random())
         prompts = random.lognormal(np.log(MEDIAN_PROMPT), PROMPT_SPREAD, count)
         answers = random.lognormal(np.log(MEDIAN_ANSWER), ANSWER_SPREAD, count)
         return Arrivals(

@@ -20,12 +20,15 @@ from math import exp, sqrt
 
 import numpy as np
 
+from headrace_shared.engine_speed import Work
 from headrace_simulator.arrivals import Arrivals, Floats, Ints
 from headrace_simulator.cluster import Load, Step
 from headrace_simulator.workers import WorkerKind
-from headrace_worker.timing.roofline import OVERHEAD_S, Work
+from headrace_worker.timing.roofline import OVERHEAD_S
+from headrace_worker.timing.roofline import Work as Iteration
 
 SMOOTHING_S = 10.0
+IDLE = Work(0.0, 0.0, 0.0, 0.0)
 KV_LIMIT = 0.95
 """Of the KV memory; the rest is kept for those that run."""
 
@@ -61,6 +64,7 @@ class MeanField:
         self._mean_prompt = 0.0
         self._prompt_square = 0.0
         """Mean of the squares over square of the mean."""
+        self._spent = IDLE
         self._utilization = 0.0
 
     def step(self, now: float, num_ready: int, arrivals: Arrivals) -> Step:
@@ -70,7 +74,7 @@ class MeanField:
             self._num_waiting += arrivals.count
             self._num_waiting_tokens += int(arrivals.prompts.sum())
         if not num_ready:
-            self._utilization = 0.0
+            self._spent, self._utilization = IDLE, 0.0
             return Step(np.empty(0), 0)
         waits, admitted = self._admit(now)
         ttft_s = self._first_tokens(now, waits, admitted)
@@ -87,6 +91,7 @@ class MeanField:
             oldest_wait_s=max(0.0, now - self._queue[0][0]) if self._queue else 0.0,
             kv_use=min(1.0, self._held * self._weight / (capacity * self._kind.kv_tokens)),
             batch_occupancy=min(1.0, num_running * self._weight / (capacity * self._kind.facts.max_sequences)),
+            spent=self._spent,
             utilization=self._utilization,
         )
 
@@ -200,8 +205,8 @@ class MeanField:
         running = min(running, facts.max_sequences)
         held = int(running * mean)
         chunk = max(1.0, facts.tokens_per_iteration - running)
-        decode_s = roofline.iteration_s(Work(int(running), held, held))
-        filled = Work(int(running + chunk), held + chunk * mean / 2, held + int(mean))
+        decode_s = roofline.iteration_s(Iteration(int(running), held, held))
+        filled = Iteration(int(running + chunk), held + chunk * mean / 2, held + int(mean))
         return decode_s, roofline.iteration_s(filled), chunk
 
     def _compute(self) -> int:
@@ -215,7 +220,10 @@ class MeanField:
         # Places that more sequences hold than take part in an iteration come in turns.
         ticks *= min(1.0, self._kind.facts.max_sequences / running) if running else 1.0
         self._backlog = max(0.0, self._backlog - num_mixed * chunk * self._num_ready / self._weight)
-        self._utilization = 1.0 if running else num_mixed * mixed_s / self._step_s
+        busy_s = self._step_s if running else num_mixed * mixed_s
+        num_iterations = num_mixed + (left_s / decode_s if running else 0.0)
+        self._spent = Work(busy_s, num_iterations, ticks * running, num_mixed * chunk)
+        self._utilization = busy_s / self._step_s
         before, self._clock = self._clock, self._clock + ticks
         passed = np.arange(int(before) + 1, int(self._clock) + 1) % len(self._ends)
         num_ended = int(self._ends[passed].sum())

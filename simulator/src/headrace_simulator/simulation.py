@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace_autoscaler.observation import Observation
+from headrace_shared.engine_speed import SpeedMeter, Work
 from headrace_simulator.arrivals import Arrivals, Floats, Traffic
 from headrace_simulator.cluster import Cluster, Load
 from headrace_simulator.fleet import Times, VirtualFleet
 from headrace_simulator.gates import Gate
 from headrace_simulator.recorder import MINUTE_S, Recorder, Result
 from headrace_simulator.scalers import Scaler
-from headrace_simulator.workers import WorkerKind
+from headrace_simulator.workers import FULL, WorkerKind
 from headrace_worker.timing.roofline import work_of
 
 TTFT_WINDOW_S = 30.0
@@ -67,7 +68,7 @@ def simulate(
         admitted = Arrivals(arrivals.prompts[:num_let_in], arrivals.answers[:num_let_in])
         step = cluster.step(now, fleet.counts.ready, admitted)
         gate.on_step(len(step.ttft_s))
-        watch.on_step(admitted.count, step.ttft_s, now)
+        watch.on_step(admitted.count, step.ttft_s, cluster.load(now + step_s), now)
         recorder.on_step(arrivals.count, arrivals.count - num_let_in, step.ttft_s, fleet.counts.ready, load)
         if now + step_s >= minute_at + MINUTE_S:
             minute_at += MINUTE_S
@@ -94,14 +95,28 @@ class _Watch:
         chunk = frame.kind.facts.tokens_per_iteration
         self._tokens_per_s = chunk / frame.kind.roofline.iteration_s(work_of([(0, chunk)]))
         self._num_arrived = 0
+        self._meter = SpeedMeter()
+        self._spent: deque[Work] = deque(maxlen=max(1, round(frame.period_s / frame.step_s)))
         self._recent: deque[tuple[float, Floats]] = deque()
 
-    def on_step(self, num_arrived: int, ttft_s: Floats, now: float) -> None:
+    def on_step(self, num_arrived: int, ttft_s: Floats, load: Load, now: float) -> None:
         self._num_arrived += num_arrived
+        self._meter.observe(load.spent, now)
+        self._spent.append(load.spent)
         if len(ttft_s):
             self._recent.append((now, ttft_s))
         while self._recent and self._recent[0][0] < now - TTFT_WINDOW_S:
             self._recent.popleft()
+
+    def _load(self) -> float | None:
+        """As the autoscaler fits it to what workers report: what the last period's tokens cost with full batches."""
+        speed = self._meter.speed()
+        if speed is None:
+            return None
+        seconds = len(self._spent) * self._frame.step_s
+        full_batch = FULL * self._frame.kind.facts.max_sequences
+        outputs = sum(each.num_outputs for each in self._spent)
+        return speed.load(outputs / seconds, sum(each.num_prompt_tokens for each in self._spent) / seconds, full_batch)
 
     def observation(self, fleet: VirtualFleet, load: Load, now: float) -> Observation:
         counts, weight = fleet.counts, self._weight
@@ -120,6 +135,7 @@ class _Watch:
             kv_use=load.kv_use if counts.ready else None,
             batch_occupancy=load.batch_occupancy if counts.ready else None,
             gpu_utilization=load.utilization if counts.ready else None,
+            load=self._load() if counts.ready else None,
             ttft_s=float(np.percentile(recent, 95)) if recent is not None else None,
             warm_up_s=self._frame.times.cold_start_s,
         )

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from headrace_scheduler.decisions import Credit, LossCause
 from headrace_scheduler.scheduler import Scheduler
+from headrace_shared.engine_speed import Work
 from headrace_shared.messages import (
     Grant,
     ModelCard,
@@ -43,6 +44,7 @@ MAX_COALESCED = 4
 """Iterations in one progress, as in the worker's session."""
 MAX_MESSAGE_BYTES = 1 << 20
 VOCAB_SIZE = 50_000
+IDLE = Work(0.0, 0.0, 0.0, 0.0)
 
 
 class _Came(NamedTuple):
@@ -64,6 +66,16 @@ class _Reported(NamedTuple):
     progress: Progress
 
 
+def _sum(spent: Work, took_s: float, result: StepResult) -> Work:
+    num_outputs = sum(row.token is not None for row in result.sequences)
+    return Work(
+        spent.busy_s + took_s,
+        spent.num_iterations + 1,
+        spent.num_outputs + num_outputs,
+        spent.num_prompt_tokens + result.num_prefill_tokens,
+    )
+
+
 _Event = _Came | _Granted | _Iterated | _Reported
 
 
@@ -82,7 +94,7 @@ class _Worker:
         self.num_grants = 0
         self.num_reports = 0
         self.num_coalesced = 0
-        self.busy_s = 0.0
+        self.spent = IDLE
         """In the present step."""
 
 
@@ -106,7 +118,7 @@ class TokenLevel:
     def step(self, now: float, num_ready: int, arrivals: Arrivals) -> Step:
         self._scale(num_ready, now)
         for worker in self._workers:
-            worker.busy_s = 0.0
+            worker.spent = IDLE
         times = np.sort(self._random.random(arrivals.count)) * self._step_s
         for after_s, prompt, answer in zip(times, arrivals.prompts, arrivals.answers, strict=True):
             self._at(now + float(after_s), _Came(self._request(int(prompt), int(answer))))
@@ -126,6 +138,8 @@ class TokenLevel:
         num_running = sum(each.num_running for each in gauges)
         num_ready = len(self._workers) or 1
         oldest_s = now - self._queue[0][0] if self._queue else 0.0
+        totals = [sum(figures) / num_ready for figures in zip(*(each.spent for each in self._workers), strict=True)]
+        spent = Work(*totals) if totals else IDLE
         return Load(
             num_waiting=waiting,
             num_running=num_running,
@@ -133,7 +147,8 @@ class TokenLevel:
             oldest_wait_s=max(oldest_s, self._scheduler.oldest_wait_s(now)),
             kv_use=sum(each.num_referenced for each in gauges) / num_blocks,
             batch_occupancy=min(1.0, num_running / (num_ready * self._kind.facts.max_sequences)),
-            utilization=min(1.0, sum(worker.busy_s for worker in self._workers) / (num_ready * self._step_s)),
+            spent=spent,
+            utilization=min(1.0, spent.busy_s / self._step_s),
         )
 
     def _scale(self, num_ready: int, now: float) -> None:
@@ -207,7 +222,7 @@ class TokenLevel:
         worker.is_busy = result is not None
         if result is not None:
             took_s = worker.engine.elapsed_s - before_s
-            worker.busy_s += took_s
+            worker.spent = _sum(worker.spent, took_s, result)
             self._at(now + took_s, _Iterated(worker, result))
         elif worker.mirror.has_report:
             self._report(worker, now)

@@ -23,10 +23,14 @@ class WorkerKind(NamedTuple):
     def kv_tokens(self) -> int:
         return self.facts.num_blocks * self.facts.block_size
 
+    def full_batch(self, mean_held: float) -> float:
+        """Sequences that fully use a worker, if each holds so many tokens in the cache."""
+        return min(FULL * self.facts.max_sequences, FULL * self.kv_tokens / max(1.0, mean_held))
+
     def capacity(self, mean_prompt: float, mean_answer: float) -> float:
         """Requests a second of that length that one fully used worker serves. Iterations with prompt in them decode as
         well; only what answers need beyond that takes iterations of its own."""
-        running = min(FULL * self.facts.max_sequences, FULL * self.kv_tokens / (mean_prompt + mean_answer))
+        running = self.full_batch(mean_prompt + mean_answer)
         held = int(running * (mean_prompt + mean_answer / 2))
         chunk = max(1.0, self.facts.tokens_per_iteration - running)
         decode_s = self.roofline.iteration_s(Work(int(running), held, held))

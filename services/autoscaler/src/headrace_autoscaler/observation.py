@@ -34,6 +34,9 @@ class Observation(NamedTuple):
     """Share of the time in which the ready workers' GPUs computed anything, 0 to 1; None: no GPU, or no NVML."""
     ttft_s: float | None = None
     """A high percentile of the times to first token since the last observation or so; None: no request was answered."""
+    load: float | None = None
+    """Share that the ready workers do now of what they could do with full batches, on average: 1 is all. It does not
+    depend on how long requests take, which itself depends on the load. None: not known."""
     warm_up_s: float = 0.0
     """From the start of a worker to its being ready; 0: not known."""
 

@@ -20,6 +20,10 @@ STEP = 2
 """In one decision the workers at most double, or grow by so many if that is more."""
 MARGIN = 0.05
 """So much more than was needed must fit before there are fewer workers."""
+DECREASE = 0.1
+"""Of the workers at most this share goes at a time, or one,"""
+DECREASE_PAUSE_S = 60.0
+"""and then none for this time."""
 REVERSAL_S = 3600.0
 """More workers within this time after fewer: fewer was wrong."""
 PATIENCE = 3.0
@@ -106,12 +110,12 @@ def decide(observation: Observation, limits: Limits, state: State, now: float) -
     state = state._replace(load=load, capacity=capacity, worked_at=worked_at)
     horizon_s = min(observation.warm_up_s, MAX_HORIZON_S)
     clear_s = max(MIN_CLEAR_S, limits.ttft_target_s + (0.0 if observation.num_parked else horizon_s))
-    work = demand(observation, load, clear_s, horizon_s)
-    usable = capacity.sequences(observation.worker_capacity) * limits.target_load
-    needed, reason = _needed(observation, work, usable, clear_s, current)
+    places = capacity.sequences(observation.worker_capacity)
+    work = demand(observation, load, places, clear_s, horizon_s) if places else None
+    needed, reason = _needed(observation, load, work, places, limits, clear_s, current)
     least = max(limits.min_workers, _least(observation, state, limits, now))
     decision, state = _step(observation, limits, state, now, current, needed, least)
-    parked = _parked(limits, decision.desired, work, usable, has_work)
+    parked = _parked(limits, decision.desired, work, has_work)
     decision = decision._replace(reason=f"{reason}; {decision.reason}", parked=parked)
     return _priced(decision, limits), state
 
@@ -130,15 +134,26 @@ def _least(observation: Observation, state: State, limits: Limits, now: float) -
     return int(has_work or (is_awake and now - state.worked_at < limits.scale_to_zero_after_s))
 
 
-def _needed(observation: Observation, work: Demand, usable: float, clear_s: float, current: int) -> tuple[float, str]:
+def _needed(
+    observation: Observation,
+    load: Load,
+    work: Demand | None,
+    places: float,
+    limits: Limits,
+    clear_s: float,
+    current: int,
+) -> tuple[float, str]:
     """Workers, as a fraction, and why."""
-    if not usable:
-        has_work = bool(observation.num_waiting or observation.num_running)
-        return float(max(current, has_work)), f"{work.text}, capacity of a worker not known yet"
-    needed, text = work.sequences / usable, f"{work.text}, {usable:.3g} at a time on a worker"
+    if work is None:
+        num_waiting, num_running = observation.num_waiting or 0, observation.num_running or 0
+        text = f"{num_running} running, {num_waiting} waiting, capacity of a worker not known yet"
+        return float(max(current, bool(num_waiting or num_running))), text
+    needed = work.workers / limits.target_load
+    text = f"{work.text}, {places * limits.target_load:.3g} at a time on a worker"
     if observation.num_waiting_tokens and observation.worker_tokens_per_s > 0:
         tokens = observation.num_waiting_tokens
-        by_tokens = (observation.num_running or 0) / usable + tokens / (observation.worker_tokens_per_s * clear_s)
+        busy = load.mean_running if load.in_workers else (observation.num_running or 0) / places
+        by_tokens = busy / limits.target_load + tokens / (observation.worker_tokens_per_s * clear_s)
         if by_tokens > needed:
             needed, text = by_tokens, f"{tokens} prompt tokens waiting, {text}"
     return needed, text
@@ -164,6 +179,10 @@ def _step(
     highest = peaks.highest(now, window_s)
     room = SLACK * state.num_reversals if least else 0.0
     enough = current if highest is None else max(ceil(highest * (1 + MARGIN) + room - CHANCE), least)
+    # What is left is seen at its new size before there is less again: it has to take over what the others ran.
+    if now - state.decreased_at < min(DECREASE_PAUSE_S, limits.scale_down_after_s):
+        enough = current
+    enough = max(enough, current - max(1, floor(current * DECREASE)))
     if enough < current:
         decision = Decision(enough, f"{current} -> {enough}: less was enough for {window_s:.0f} s")
         return decision, state._replace(desired=enough, decreased_at=now)
@@ -201,9 +220,9 @@ def _will_be_late(observation: Observation, load: Load, tolerated_s: float) -> b
     return not is_moving or observation.oldest_wait_s > tolerated_s
 
 
-def _parked(limits: Limits, desired: int, work: Demand, usable: float, has_work: bool) -> int:
+def _parked(limits: Limits, desired: int, work: Demand | None, has_work: bool) -> int:
     """Enough for what the trend will bring while a new worker loads, and one for what nobody foresees."""
-    ahead = ceil(work.ahead / usable - CHANCE) if usable else 0
+    ahead = ceil(work.ahead / limits.target_load - CHANCE) if work is not None else 0
     wanted = ahead + int(has_work)
     room = max(0, limits.most_workers - desired)
     return min(max(wanted, limits.min_parked), limits.max_parked, room)

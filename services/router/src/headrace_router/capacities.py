@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from headrace_router.engine_speed import EngineSpeed, SpeedMeter, Work
 from headrace_router.forecast import Capacity, Mix
 from headrace_shared import telemetry
+from headrace_shared.engine_speed import EngineSpeed, SpeedMeter, Work
 from headrace_shared.messages import Hello, Telemetry, WorkerId, WorkerState
 
 WORKER_TIMEOUT_S = 3.0

@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace_router.engine_speed import EngineSpeed
 from headrace_router.queue_order import Flow, Key, Order, order_of
+from headrace_shared.engine_speed import EngineSpeed
 from headrace_shared.messages import RunningGroup, WaitingGroup
 
 NUM_PHANTOMS = 24

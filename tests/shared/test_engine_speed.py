@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headrace_router.engine_speed import HALF_LIFE_S, EngineSpeed, SpeedMeter, Work
+from headrace_shared.engine_speed import HALF_LIFE_S, EngineSpeed, SpeedMeter, Work
 
 
 def work(speed: EngineSpeed, num_iterations: int, num_sequences: int, num_prompt_tokens: int) -> Work:

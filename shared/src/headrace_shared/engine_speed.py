@@ -31,6 +31,12 @@ class EngineSpeed(NamedTuple):
     def iteration_s(self, num_sequences: float, num_prompt_tokens: float) -> float:
         return self.per_iteration + self.per_output * num_sequences + self.per_prompt * num_prompt_tokens
 
+    def load(self, outputs_per_s: float, prompt_tokens_per_s: float, full_batch: float) -> float:
+        """Share of what a worker can do with batches of `full_batch` sequences that it does at these rates. Unlike the
+        number of its sequences it is proportional to the requests that come: few sequences run fast, many slowly."""
+        per_output = self.per_output + self.per_iteration / max(1.0, full_batch)
+        return outputs_per_s * per_output + prompt_tokens_per_s * self.per_prompt
+
 
 class Work(NamedTuple):
     """Of one worker since its report before."""
