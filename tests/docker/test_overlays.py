@@ -16,11 +16,13 @@ SERVICES = ("router", "scheduler", "worker", "autoscaler")
 BROKERS = ("nats-1", "nats-2", "nats-3")
 
 
-def composed(overlay: str) -> dict[str, Any]:
+def composed(overlay: str = "", *options: str) -> dict[str, Any]:
     if why_unavailable() is not None:
         pytest.skip("no Docker on this machine")
-    files = ["--file", str(ROOT / "docker-compose.yml"), "--file", str(ROOT / "deploy" / overlay)]
-    services: dict[str, Any] = json.loads(run([*compose_command(), *files, "config", "--format", "json"]))["services"]
+    files = ["--file", str(ROOT / "docker-compose.yml")]
+    files += ["--file", str(ROOT / "deploy" / overlay)] if overlay else []
+    command = [*compose_command(), *files, *options, "config", "--format", "json"]
+    services: dict[str, Any] = json.loads(run(command))["services"]
     return services
 
 
@@ -56,6 +58,18 @@ def test_a_second_model_has_a_worker_and_a_scheduler_of_its_own() -> None:
         assert other["HEADRACE_NATS_URL"] == environment["HEADRACE_NATS_URL"]
         assert services[second]["read_only"] and services[second]["cap_drop"] == ["ALL"]
         assert services[second]["depends_on"] == services[first]["depends_on"]
+
+
+def test_the_observability_profile_adds_what_takes_traces_and_metrics() -> None:
+    added = {"collector", "jaeger", "prometheus", "grafana", "nats-exporter"}
+    assert set(composed()) == {*SERVICES, "nats"}
+    services = composed("", "--profile", "observability")
+    assert set(services) == {*SERVICES, "nats", *added}
+    for name in added:
+        service = services[name]
+        assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["mem_limit"], name
+        assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", ())), name
+    assert services["nats-exporter"]["network_mode"] == "service:nats"
 
 
 @pytest.mark.parametrize("name", ["nats.conf", "cluster.conf"])

@@ -85,13 +85,38 @@ async def test_a_request_that_lost_worker_and_scheduler_is_explained_and_replaye
         assert part in output, output
     assert "scheduler-2  taken over with the worker worker-2" in output, output
     assert output.splitlines()[-1].endswith("ended: finished"), output
+    code, output = await headrace("trace", f"cmpl-{requests[0].request.request_id}", "--file", str(recording))
+    assert code == 0, output
+    at = [
+        output.index(part)
+        for part in (
+            f"request {requests[0].request.request_id}",
+            "├─ queue",
+            "├─ scheduler-1",
+            "choice 0 on worker-1",
+            "prefill",
+            "decode",
+            "the worker was lost",
+            "choice 0 on worker-2",
+            "└─ scheduler-2",
+            "went on there",
+            "complete",
+        )
+    ]
+    assert at == sorted(at), output
+    assert "…" not in output.splitlines()[0], output  # it has ended
 
 
 async def test_what_cannot_be_read_is_one_line(nats_server: NatsServer, tmp_path: Path) -> None:
     code, output = await headrace("record", str(tmp_path / "x"), "--nats-url", nats_server.url)
     assert code == 1 and len(output.splitlines()) == 1, output
     (tmp_path / "broken").write_bytes(b"\x00\x00\x00\x08nonsense")
-    for command in (("replay", str(tmp_path / "broken")), ("explain", "0" * 32, "--file", str(tmp_path / "broken"))):
+    broken = str(tmp_path / "broken")
+    for command in (
+        ("replay", broken),
+        ("explain", "0" * 32, "--file", broken),
+        ("trace", "0" * 32, "--file", broken),
+    ):
         code, output = await headrace(*command)
         assert code == 2 and len(output.splitlines()) == 1, output
     code, output = await headrace("replay", str(tmp_path / "absent"))

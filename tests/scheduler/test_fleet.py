@@ -84,7 +84,7 @@ class Site:
     def known(self) -> set[WorkerId]:
         return set(self.core.gauges().workers)
 
-    def _on_adoption(self, adoption: Adoption, sequences: Sequence[SequenceSnapshot]) -> None:
+    def _on_adoption(self, _: WorkerId, adoption: Adoption, sequences: Sequence[SequenceSnapshot]) -> None:
         self.adoptions.append(adoption)
 
 

@@ -17,13 +17,18 @@ class ExplainSettings(BrokerSettings, frozen=True, kw_only=True):
 
 
 def run(argv: Sequence[str]) -> int:
+    return tell(argv, "explain", "story")
+
+
+def tell(argv: Sequence[str], command: str, reader: str) -> int:
+    """Lets one of the scheduler's programs tell of a request."""
     name, rest = take_name(argv)
-    settings = load_settings(ExplainSettings, rest, os.environ, prog="headrace explain")
+    settings = load_settings(ExplainSettings, rest, os.environ, prog=f"headrace {command}")
     require_name(name, "REQUEST")
     request_id = name.rsplit("-", 1)[-1]  # answers are named chatcmpl-ID or cmpl-ID
     if settings.file:
-        return run_reader("story", settings.file, request_id)
+        return run_reader(reader, settings.file, request_id)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording"
         asyncio.run(save(settings, path))
-        return run_reader("story", str(path), request_id)
+        return run_reader(reader, str(path), request_id)

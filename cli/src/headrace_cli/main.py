@@ -20,6 +20,7 @@ COMMANDS = {
     "promote": "make a parked or draining worker ready again",
     "dead": "list, show, requeue or drop requests that were given up",
     "explain": "tell what became of a request",
+    "trace": "show the spans of a request as a tree, without a collector",
     "record": "save what the schedulers have seen and done of late",
     "replay": "run such a recording again and compare every decision",
     "simulate": "run a fleet's day under several scaling policies, in minutes",

@@ -33,6 +33,8 @@ from headrace_shared.settings import EXIT_CONFIG, CommonSettings
 from headrace_shared.subjects import telemetry_subject
 from headrace_shared.tasks import end
 from headrace_shared.telemetry import ASYNCIO_TASKS, HEALTH_PORT, Metrics, configure_logging
+from headrace_shared.tracing import Tracing
+from headrace_shared.tracing_setup import set_up_tracing
 
 STOP_TIMEOUT_S = 5.0
 """Longest time for clean-up after the body was cancelled."""
@@ -48,8 +50,12 @@ class Service:
         self.name = name
         self.id = service_id or f"{name}-{secrets.token_hex(4)}"
         self.metrics = Metrics()
+        self.tracing: Tracing | None = None
+        """None: no collector is configured, and no span is to be built."""
         self.draining = asyncio.Event()
         """Set once the process is to end: take nothing new, finish what is running, return."""
+        self.find_trace_id: Callable[[str], str | None] = lambda _: None
+        """Of a request, for lines of the log that name one and no trace."""
         self.health_port = 0
         """Where the health endpoint answers; 0: nowhere. A service with a web server of its own sets it."""
         self._not_ready: Callable[[], str | None] = lambda: "starting"
@@ -176,7 +182,14 @@ async def _supervise(
     body: Callable[[Service], Coroutine[Any, Any, None]], name: str, settings: CommonSettings, serve_health: bool
 ) -> int:
     service = Service(name, settings.service_id)
-    configure_logging(name, service.id, settings.log_level, settings.log_format)
+    configure_logging(
+        name,
+        service.id,
+        settings.log_level,
+        settings.log_format,
+        find_trace_id=lambda request_id: service.find_trace_id(request_id),
+    )
+    service.tracing = set_up_tracing(name, service.id, service.metrics, os.environ)
     loop = asyncio.get_running_loop()
 
     async def limit_stop() -> None:
@@ -206,6 +219,8 @@ async def _supervise(
     finally:
         limiter.cancel()
         await health.close()
+        if service.tracing is not None:
+            await service.tracing.close()
         log.info("stopped")
 
 

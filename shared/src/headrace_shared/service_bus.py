@@ -6,6 +6,13 @@ from contextlib import asynccontextmanager
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
 from headrace_shared.settings import CommonSettings
+from headrace_shared.telemetry import Instrument
+
+CONNECTED = Instrument("gauge", "headrace_broker_connected", "1 while the broker answers.")
+DISCONNECTED = Instrument(
+    "gauge", "headrace_broker_disconnected_seconds", "Since when the broker has not answered; 0 while it does."
+)
+RECONNECTS = Instrument("counter", "headrace_broker_reconnects_total", "Times that the broker was back.")
 
 
 @asynccontextmanager
@@ -20,6 +27,9 @@ async def service_bus(service: Service, settings: CommonSettings) -> AsyncIterat
         password=settings.nats_password or None,
         num_replicas=settings.nats_replicas,
     )
+    service.metrics.gauge(CONNECTED).set_function(lambda: float(bus.is_connected))
+    service.metrics.gauge(DISCONNECTED).set_function(lambda: bus.disconnected_for_s)
+    bus.on_reconnect(service.metrics.counter(RECONNECTS).inc)
     try:
         yield bus
     finally:

@@ -8,11 +8,14 @@ import logging
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Literal, NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from headrace_shared.aliases import Alias, Aliases
+from headrace_shared.tally import Tallies
 
 # Gauges of Telemetry messages.
 LOADING_CURRENT = "loading_current"
@@ -89,15 +92,25 @@ CACHED_TOKENS = Instrument(
     "counter", "headrace_cached_tokens_total", "Prompt tokens from the prefix cache.", ("model",)
 )
 OUTPUT_TOKENS = Instrument("counter", "headrace_output_tokens_total", "Generated tokens.", ("model",))
-# Names and buckets of the next three: OpenTelemetry's conventions for generative AI servers.
+# Names, labels and buckets of the next three: OpenTelemetry's conventions for generative AI servers.
+GEN_AI_LABELS = (
+    "gen_ai_operation_name",
+    "gen_ai_provider_name",
+    "gen_ai_request_model",
+    "gen_ai_response_model",
+)
 REQUEST_DURATION = Instrument(
-    "histogram", "gen_ai_server_request_duration_seconds", "Arrival to last token.", ("model",), _DURATIONS
+    "histogram",
+    "gen_ai_server_request_duration_seconds",
+    "Arrival to last token; error_type is empty where all went well.",
+    (*GEN_AI_LABELS, "error_type"),
+    _DURATIONS,
 )
 TIME_TO_FIRST_TOKEN = Instrument(
-    "histogram", "gen_ai_server_time_to_first_token_seconds", "Arrival to first token.", ("model",), _FIRST_TOKEN
+    "histogram", "gen_ai_server_time_to_first_token_seconds", "Arrival to first token.", GEN_AI_LABELS, _FIRST_TOKEN
 )
 TIME_PER_OUTPUT_TOKEN = Instrument(
-    "histogram", "gen_ai_server_time_per_output_token_seconds", "Time per later token.", ("model",), _PER_TOKEN
+    "histogram", "gen_ai_server_time_per_output_token_seconds", "Time per later token.", GEN_AI_LABELS, _PER_TOKEN
 )
 PREEMPTIONS = Instrument(
     "counter", "headrace_preemptions_total", "Sequences taken back for want of blocks.", ("model",)
@@ -130,6 +143,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._made: dict[str, Counter | Gauge | Histogram] = {}
+        self._tallies: dict[str, Tallies] = {}
+        self._aliases: list[Alias] = []
+        self.registry.register(Aliases(lambda: self._aliases))
 
     def counter(self, instrument: Instrument) -> Counter:
         made = self._get(instrument)
@@ -145,6 +161,20 @@ class Metrics:
         made = self._get(instrument)
         assert isinstance(made, Histogram), instrument
         return made
+
+    def tally(self, instrument: Instrument) -> Tallies:
+        """A histogram that costs next to nothing to observe, for one thread."""
+        made = self._tallies.get(instrument.name)
+        if made is None:
+            made = Tallies(instrument.name, instrument.help, instrument.labels, instrument.buckets)
+            self.registry.register(made)
+            self._tallies[instrument.name] = made
+        return made
+
+    def alias(self, name: str, instrument: Instrument, model_label: str = "model") -> None:
+        """Shows the instrument under another name too, with vLLM's labels model_name (from `model_label`) and engine;
+        values that other labels tell apart are added up."""
+        self._aliases.append(Alias(name.removesuffix("_total"), self._get(instrument), model_label))
 
     def render(self) -> bytes:
         """Prometheus text format."""
@@ -169,14 +199,21 @@ METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def configure_logging(
-    service: str, service_id: str, level: str, log_format: str, stream: IO[str] | None = None
+    service: str,
+    service_id: str,
+    level: str,
+    log_format: str,
+    stream: IO[str] | None = None,
+    find_trace_id: Callable[[str], str | None] = lambda _: None,
 ) -> None:
     """Sets up structlog, and the standard library's logging (of uvicorn, say) in the same form. Once a process.
-    `stream` is stderr if not given."""
+    `stream` is stderr if not given. `find_trace_id`: of a request, for lines that name one and no trace."""
     stream = stream or sys.stderr
     as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
 
     def identify(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if "request_id" in event and "trace_id" not in event and (trace_id := find_trace_id(event["request_id"])):
+            event["trace_id"] = trace_id
         return {"service": service, "id": service_id, **event}
 
     shared: list[structlog.typing.Processor] = [

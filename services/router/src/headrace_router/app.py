@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.telemetry import TelemetryConfig
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from headrace_router.authentication import Authentication
 from headrace_router.bodies import ClientGone
 from headrace_router.dashboard.pages import make_dashboard_router
 from headrace_router.http_errors import error_response
+from headrace_router.http_observer import HttpObserver
 from headrace_router.routes import BODIES, SCHEMA_REF, Parts, make_router
 from headrace_shared.errors import BusError, InvalidRequest, RequestError
 
@@ -18,11 +20,16 @@ from headrace_shared.errors import BusError, InvalidRequest, RequestError
 def make_app(parts: Parts) -> FastAPI:
     # No interactive documentation: its pages load scripts from elsewhere.
     # No redirects: they would lead to whatever host the client named.
-    app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, redirect_slashes=False)
+    # No telemetry of its own: it would see each send of a stream, and put what clients wrote into its logs.
+    off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+    app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
     app.include_router(make_router(parts))
     if parts.dashboard is not None:
         app.include_router(make_dashboard_router(parts.dashboard))
     app.add_middleware(Authentication, door=parts.door, refused=parts.metrics.refused)
+    # The outermost: it sees refusals too.
+    tracing = parts.traces.tracing if parts.traces is not None else None
+    app.add_middleware(HttpObserver, metrics=parts.metrics, tracing=tracing)
     document = app.openapi()
     _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])

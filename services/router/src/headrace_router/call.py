@@ -7,12 +7,15 @@ from typing import NamedTuple
 from starlette.types import Send
 
 from headrace_router.accounts import Charge
+from headrace_router.call_meter import CallMeter
 from headrace_router.call_record import AnswerForm
+from headrace_router.call_trace import CallTrace
 from headrace_router.identity import Identity
 from headrace_router.models import ServedModel
 from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
 from headrace_shared.messages import RequestId
+from headrace_shared.telemetry import TraceContext
 
 
 class Call(NamedTuple):
@@ -26,6 +29,10 @@ class Call(NamedTuple):
     identity: Identity
     charge: Charge
     """What was taken from the caller's account for it."""
+    meter: CallMeter
+    context: TraceContext
+    """What its logs are told by, and what its requests carry where nothing is traced."""
+    trace: CallTrace | None = None
 
 
 class Plan(NamedTuple):
@@ -51,6 +58,11 @@ class Plan(NamedTuple):
     def request_id(self) -> RequestId:
         """Of the call that queued the requests."""
         return self.prompts[0].request.request_id
+
+    @property
+    def max_tokens(self) -> int:
+        """Of one choice."""
+        return self.prompts[0].request.stop.max_tokens
 
     @property
     def num_choices(self) -> int:

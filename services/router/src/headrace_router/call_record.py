@@ -66,7 +66,7 @@ def record_of(owner: str, created: int, form: AnswerForm, prompts: Sequence[Prom
         owner=owner,
         created=created,
         form=form,
-        requests=tuple(msgspec.structs.replace(prompt.request, prompt=b"", trace={}) for prompt in prompts),
+        requests=tuple(msgspec.structs.replace(prompt.request, prompt=b"") for prompt in prompts),
         num_prompt_tokens=tuple(prompt.num_tokens for prompt in prompts),
         stream_sequences=tuple(prompt.stream_sequence or 0 for prompt in prompts),
     )

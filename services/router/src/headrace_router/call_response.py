@@ -15,9 +15,14 @@ from headrace_router.answering import StreamCut
 from headrace_router.authentication import identity_of
 from headrace_router.bodies import BodyLimits, ClientGone, read_json_body, shown_request_id
 from headrace_router.call import Call, new_request_id
+from headrace_router.call_meter import CallMeter
+from headrace_router.call_trace import CallTraces
 from headrace_router.http_errors import error_response, to_request_error
+from headrace_router.http_observer import SPAN
 from headrace_router.metrics import RouterMetrics
 from headrace_shared.errors import BusError, RequestError
+from headrace_shared.telemetry import continue_trace
+from headrace_shared.tracing import Span
 
 log = structlog.get_logger(__name__)
 
@@ -52,10 +57,13 @@ class _Channel:
 class CallResponse(Response):
     """Not a StreamingResponse: that one looks at its client only while streaming."""
 
-    def __init__(self, answer: Answer, limits: ClientLimits, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, answer: Answer, limits: ClientLimits, metrics: RouterMetrics, traces: CallTraces | None = None
+    ) -> None:
         self._answer = answer
         self._limits = limits
         self._metrics = metrics
+        self._traces = traces
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,10 +71,40 @@ class CallResponse(Response):
         request_id = new_request_id()
         shown_id = shown_request_id(headers, request_id)
         channel = _Channel(send)
+        arrived_at = time.monotonic()
+        meter = CallMeter(self._metrics, arrived_at)
+        span: Span | None = scope.get(SPAN)
+        trace = self._traces.of(span, arrived_at) if self._traces is not None and span is not None else None
+        context = span.context if span is not None else continue_trace(headers)
+        told: RequestError | None = None
+        # What is logged on the way says for which call; the task that does the work inherits it.
+        with structlog.contextvars.bound_contextvars(request_id=request_id, trace_id=context.trace_id):
+            call = Call(
+                request_id,
+                shown_id,
+                headers,
+                channel.send,
+                arrived_at,
+                identity_of(scope),
+                Charge(),
+                meter,
+                context,
+                trace,
+            )
+            try:
+                told = await self._serve(call, channel, scope, receive, send)
+            finally:
+                meter.close(told)
+                if trace is not None:
+                    trace.close(None if told is None else told.code)
+
+    async def _serve(
+        self, call: Call, channel: _Channel, scope: Scope, receive: Receive, send: Send
+    ) -> RequestError | None:
+        """Returns what the client was told instead of an answer, if it was."""
+        request_id = call.request_id
         try:
-            arrived_at = time.monotonic()
-            body = await read_json_body(headers, receive, self._limits.body)
-            call = Call(request_id, shown_id, headers, channel.send, arrived_at, identity_of(scope), Charge())
+            body = await read_json_body(Headers(scope=scope), receive, self._limits.body)
             await self._run(call, body, receive, channel)
         except ClientGone:
             self._metrics.client_gone()
@@ -83,8 +121,10 @@ class CallResponse(Response):
             self._metrics.refused(known.code)
             if not isinstance(error, RequestError | BusError):
                 log.exception("call failed", request_id=request_id)
-            response = error_response(known, headers={"x-request-id": shown_id} | _closing(known.code))
+            response = error_response(known, headers={"x-request-id": call.shown_id} | _closing(known.code))
             await response(scope, receive, send)
+            return known
+        return None
 
     async def _run(self, call: Call, body: bytes, receive: Receive, channel: _Channel) -> None:
         work = asyncio.ensure_future(self._answer(call, body))

@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace_router.accounts import Accounts
 from headrace_router.call import Call, Plan
+from headrace_router.call_meter import CHAT, COMPLETION
 from headrace_router.call_options import IDEMPOTENCY_KEY, CallOptions, read_options
 from headrace_router.call_record import CallRecord, prompts_of, record_of
 from headrace_router.call_status import CallStatus
@@ -31,8 +32,7 @@ from headrace_router.runner import CallSettings, EndedWithoutAnswer, Runner
 from headrace_router.submission import submit
 from headrace_shared.bus import Bus
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import Audience, CancelReason, RequestId, RouterId
-from headrace_shared.telemetry import continue_trace
+from headrace_shared.messages import Audience, CancelReason, Request, RequestId, RouterId
 
 MAX_CLAIMS = 4
 """Attempts to get an idempotency key that others want at the same time."""
@@ -88,6 +88,7 @@ class Caller:
         options = read_options(call.headers)
         self._runner.admit()
         record = await self._record_of(call.identity.owner, request_id)
+        self._observe(call, is_chat=record.form.is_chat, origin=record.requests[0])
         await self._runner.run(call, self._continue(record, options, sends_ids=True))
 
     async def status(self, identity: Identity, request_id: str) -> dict[str, Any]:
@@ -105,6 +106,7 @@ class Caller:
 
     async def _begin(self, call: Call, data: bytes, endpoint: Endpoint) -> None:
         options = read_options(call.headers)
+        self._observe(call, is_chat=endpoint is Endpoint.CHAT)
         self._runner.admit()
         parsed = self._preparer.parse(endpoint, data)
         call.identity.check_model(parsed.model)
@@ -124,6 +126,7 @@ class Caller:
 
     async def _prepare(self, call: Call, parsed: Parsed, options: CallOptions, seed: int) -> Prepared:
         """For the model that the call gets. Raises RequestError."""
+        began_at = time.monotonic()
         admitted = await self._gate.admit(parsed, call, options)
         try:
             prepared = await self._preparer.prepare(parsed, admitted.model, seed)
@@ -134,6 +137,7 @@ class Caller:
             admitted = await self._gate.admit(parsed, call, options, may_overflow=False)
             prepared = await self._preparer.prepare(parsed, admitted.model, seed)
         self._gate.on_tokenized(parsed, prepared)
+        self._trace(call, parsed, prepared, began_at)
         return prepared
 
     async def _begin_once(
@@ -175,14 +179,28 @@ class Caller:
                 raise InvalidRequest("The answer is not kept any more.", code="answer_expired")
             # Its router died before it could tell, or is just about to: then the queue stores it only once.
             model = self._models.get(entry.model or parsed.model)
+            began_at = time.monotonic()
             prepared = await self._preparer.prepare(parsed, model, entry.seed)
+            self._trace(call, parsed, prepared, began_at)
             plan = self._new(call, options, parsed, prepared, entry)
             for prompt in plan.prompts:
-                await submit(self._bus, prompt, Mailbox(1), self._limits.publish_timeout_s)
+                await submit(self._bus, prompt, Mailbox(1), self._limits.publish_timeout_s, call.trace)
             record = record_of(call.identity.owner, plan.created, plan.form, plan.prompts)
             await self._store.save(record)
         plan = self._continue(record, options, sends_ids=options.is_resumable)
         await self._runner.run(call, plan, may_begin_anew=True)
+
+    def _trace(self, call: Call, parsed: Parsed, prepared: Prepared, began_at: float) -> None:
+        if call.trace is not None:
+            call.trace.prepared(prepared.model.card.model, parsed.body, prepared.params, began_at)
+
+    def _observe(self, call: Call, *, is_chat: bool, origin: Request | None = None) -> None:
+        """`origin`: of the call that is continued."""
+        call.meter.operation = CHAT if is_chat else COMPLETION
+        if call.trace is not None:
+            call.trace.begin(call.meter.operation, origin)
+            if origin is not None:
+                call.trace.name(origin.model)
 
     def _new(
         self, call: Call, options: CallOptions, parsed: Parsed, prepared: Prepared, entry: KeyEntry | None = None
@@ -195,7 +213,7 @@ class Caller:
         terms = Terms(
             request_id=entry.request_id if entry is not None else call.request_id,
             router=entry.router if entry is not None else self._router,
-            trace=continue_trace(call.headers).to_headers(),
+            trace=(call.trace.context if call.trace is not None else call.context).to_headers(),
             audience=Audience.NONE if params.is_background else audience,
             timeout_s=timeout_s,
             identity=call.identity,

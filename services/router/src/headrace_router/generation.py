@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import structlog
 
 from headrace_router.admission import retry_after
+from headrace_router.call_trace import CallTrace
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.choices import ChoiceDelta, Usage
 from headrace_router.following import follow
@@ -64,6 +65,7 @@ class Generation:
         told: Position | None = None,
         counts: bool = False,
         tracker: Tracker | None = None,
+        trace: CallTrace | None = None,
     ) -> None:
         """`leave` is told of each request that is left incomplete; without it that is cancelled. `follows`: the
         requests are in the queue already, or beyond it. `told`: where deltas are to begin anew; those before are given
@@ -90,6 +92,7 @@ class Generation:
         self._told = told
         self._counts = counts
         self._tracker = tracker
+        self._trace = trace
         self._known: list[ChoiceDelta] = []
         self._sources = AsyncExitStack()
 
@@ -138,7 +141,7 @@ class Generation:
                 await self._follow()
             else:
                 for prompt in self._prompts:
-                    await submit(self._bus, prompt, self._mailbox, self._limits.publish_timeout_s)
+                    await submit(self._bus, prompt, self._mailbox, self._limits.publish_timeout_s, self._trace)
                     if self._tracker is not None:
                         self._tracker.queued(prompt, self._shed)
         except asyncio.CancelledError:
@@ -224,7 +227,8 @@ class Generation:
         if prompt.num_cached is None and frame.choice == 0:
             prompt.num_cached = min(frame.num_cached, prompt.num_tokens)
         choice = prompt.choices[frame.choice]
-        delta = choice.push(frame)
+        number = self._first_index[frame.request_id] + frame.choice
+        delta = choice.push(frame) if self._trace is None else self._trace.detokenized(number, choice, frame)
         if choice.finish is not None:
             self._num_open -= 1
             prompt.cursors[frame.choice].is_finished = True
@@ -232,7 +236,7 @@ class Generation:
             if frame.finish is None and not prompt.has_ended:  # by a stop string: the worker does not know yet
                 self._canceller.stop_choice(prompt.request, frame.choice)
         return ChoiceDelta(
-            self._first_index[frame.request_id] + frame.choice,
+            number,
             delta,
             frame.index + len(frame.tokens),
             self.usage if self._counts else None,

@@ -1,11 +1,18 @@
 """What the router counts. Label values come from known models and our own codes only."""
 
-import time
-
+from headrace_router import instruments
 from headrace_router.choices import Usage
-from headrace_router.dashboard.journal import CallNote, Journal
+from headrace_router.dashboard.journal import Journal
 from headrace_shared import telemetry
+from headrace_shared.aliases import ENGINE
 from headrace_shared.telemetry import Metrics
+from headrace_shared.tracing import PROVIDER
+
+UNKNOWN = "unknown"
+"""The model of a call that names none that is known."""
+_VLLM_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "timeout": "abort", "error": "error"}
+"""Calls that were rejected, or go on elsewhere, vLLM would not have counted."""
+_MODEL = "gen_ai_request_model"
 
 
 class RouterMetrics:
@@ -13,6 +20,8 @@ class RouterMetrics:
         self._registry = metrics
         self.journal = Journal()
         self._requests = metrics.counter(telemetry.REQUESTS)
+        self._calls = metrics.counter(instruments.CALLS)
+        self._success = metrics.counter(instruments.REQUEST_SUCCESS)
         self._refused = metrics.counter(telemetry.REQUESTS_REFUSED)
         self._in_flight = metrics.gauge(telemetry.REQUESTS_IN_FLIGHT)
         self._clients_gone = metrics.counter(telemetry.CLIENTS_GONE)
@@ -22,6 +31,18 @@ class RouterMetrics:
         self._duration = metrics.histogram(telemetry.REQUEST_DURATION)
         self._first_token = metrics.histogram(telemetry.TIME_TO_FIRST_TOKEN)
         self._per_token = metrics.histogram(telemetry.TIME_PER_OUTPUT_TOKEN)
+        self._http = metrics.histogram(instruments.HTTP_DURATION)
+        self._prompt_length = metrics.histogram(instruments.PROMPT_LENGTH)
+        self._output_length = metrics.histogram(instruments.OUTPUT_LENGTH)
+        self._params_n = metrics.histogram(instruments.PARAMS_N)
+        self._params_max_tokens = metrics.histogram(instruments.PARAMS_MAX_TOKENS)
+        self.token_gaps = metrics.tally(instruments.TOKEN_GAP)
+        metrics.alias("vllm:time_to_first_token_seconds", telemetry.TIME_TO_FIRST_TOKEN, _MODEL)
+        metrics.alias("vllm:request_time_per_output_token_seconds", telemetry.TIME_PER_OUTPUT_TOKEN, _MODEL)
+        metrics.alias("vllm:e2e_request_latency_seconds", telemetry.REQUEST_DURATION, _MODEL)
+        metrics.alias("vllm:prompt_tokens_total", telemetry.PROMPT_TOKENS)
+        metrics.alias("vllm:prompt_tokens_cached_total", telemetry.CACHED_TOKENS)
+        metrics.alias("vllm:generation_tokens_total", telemetry.OUTPUT_TOKENS)
 
     def refused(self, code: str) -> None:
         self._refused.labels(code).inc()
@@ -29,11 +50,15 @@ class RouterMetrics:
     def client_gone(self) -> None:
         self._clients_gone.inc()
 
+    def http_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """`route`: the path's pattern, empty if there is none."""
+        self._http.labels(method, route, str(status)).observe(seconds)
+
     def begun(self) -> None:
         self._in_flight.inc()
 
-    def first_token(self, model: str, seconds: float) -> None:
-        self._first_token.labels(model).observe(seconds)
+    def first_token(self, operation: str, model: str, seconds: float) -> None:
+        self._first_token.labels(operation, PROVIDER, model, model).observe(seconds)
 
     def ended(self, model: str, outcome: str, usage: Usage) -> None:
         self._in_flight.dec()
@@ -42,51 +67,26 @@ class RouterMetrics:
         self._cached_tokens.labels(model).inc(usage.cached_tokens)
         self._output_tokens.labels(model).inc(usage.completion_tokens)
 
-    def took(self, model: str, seconds: float, first_token_s: float | None, num_tokens: int) -> None:
+    def call_ended(self, model: str, outcome: str) -> None:
+        """Once for each call. `outcome`: as `instruments.CALLS` says."""
+        self._calls.labels(model, outcome).inc()
+        if outcome in _VLLM_REASONS:
+            self._success.labels(model, ENGINE, _VLLM_REASONS[outcome]).inc()
+
+    def asked(self, model: str, num_choices: int, max_tokens: int) -> None:
+        self._params_n.labels(model, ENGINE).observe(num_choices)
+        self._params_max_tokens.labels(model, ENGINE).observe(max_tokens)
+
+    def took(
+        self, operation: str, model: str, error: str, seconds: float, first_token_s: float | None, usage: Usage
+    ) -> None:
         """`first_token_s`: from arrival to the first token; None if there was none."""
-        self._duration.labels(model).observe(seconds)
-        if first_token_s is not None and num_tokens > 1:
-            self._per_token.labels(model).observe((seconds - first_token_s) / (num_tokens - 1))
+        labels = (operation, PROVIDER, model, model)
+        self._duration.labels(*labels, error).observe(seconds)
+        self._prompt_length.labels(model, ENGINE).observe(usage.prompt_tokens)
+        self._output_length.labels(model, ENGINE).observe(usage.completion_tokens)
+        if first_token_s is not None and usage.completion_tokens > 1:
+            self._per_token.labels(*labels).observe((seconds - first_token_s) / (usage.completion_tokens - 1))
 
     def render(self) -> bytes:
         return self._registry.render()
-
-
-class CallMeter:
-    """Measures one call from now on."""
-
-    def __init__(
-        self, metrics: RouterMetrics, model: str, arrived_at: float, *, is_new: bool, note: CallNote | None = None
-    ) -> None:
-        """`is_new`: not one that is continued, whose prompt and times were counted elsewhere."""
-        self._metrics = metrics
-        self._model = model
-        self._arrived_at = arrived_at
-        self._is_new = is_new
-        self._first_token_s: float | None = None
-        self._note = note
-        self.outcome = "cancelled"
-        metrics.begun()
-
-    def queued(self) -> None:
-        if self._note is not None:
-            self._note.queued_at = time.monotonic()
-
-    def on_token(self) -> None:
-        if self._first_token_s is None:
-            self._first_token_s = time.monotonic() - self._arrived_at
-            if self._is_new:
-                self._metrics.first_token(self._model, self._first_token_s)
-            if self._note is not None:
-                self._metrics.journal.first_token(self._note, self._arrived_at + self._first_token_s)
-
-    def ended(self, usage: Usage, num_told: int) -> None:
-        """`num_told` of the answer's tokens were counted elsewhere."""
-        if self._note is not None:
-            self._note.end(time.monotonic(), self.outcome, usage)
-        if self._is_new:
-            self._metrics.ended(self._model, self.outcome, usage)
-            seconds = time.monotonic() - self._arrived_at
-            self._metrics.took(self._model, seconds, self._first_token_s, usage.completion_tokens)
-        else:
-            self._metrics.ended(self._model, self.outcome, Usage(0, max(0, usage.completion_tokens - num_told), 0))

@@ -12,6 +12,7 @@ from headrace_router.bodies import read_json_body
 from headrace_router.call import Call
 from headrace_router.call_options import HEADERS, LAST_EVENT_ID
 from headrace_router.call_response import CallResponse, ClientLimits
+from headrace_router.call_trace import CallTraces
 from headrace_router.calls import Caller
 from headrace_router.dashboard.pages import Dashboard
 from headrace_router.http_errors import json_response
@@ -40,6 +41,8 @@ class Parts(NamedTuple):
     door: Door
     dashboard: Dashboard | None = None
     """None: switched off."""
+    traces: CallTraces | None = None
+    """None: nothing is traced."""
 
 
 def make_router(parts: Parts) -> APIRouter:
@@ -47,11 +50,11 @@ def make_router(parts: Parts) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra=_takes(ChatBody, HEADERS))
     async def chat_completions() -> Response:
-        return CallResponse(parts.caller.chat, parts.limits, parts.metrics)
+        return CallResponse(parts.caller.chat, parts.limits, parts.metrics, parts.traces)
 
     @router.post("/v1/completions", openapi_extra=_takes(CompletionBody, HEADERS))
     async def completions() -> Response:
-        return CallResponse(parts.caller.completion, parts.limits, parts.metrics)
+        return CallResponse(parts.caller.completion, parts.limits, parts.metrics, parts.traces)
 
     @router.get("/v1/requests/{request_id}", openapi_extra=_hears({LAST_EVENT_ID: HEADERS[LAST_EVENT_ID]}))
     async def resume(request: Request, request_id: str, wait: bool = True) -> Response:
@@ -63,7 +66,7 @@ def make_router(parts: Parts) -> APIRouter:
         async def answer(call: Call, _: bytes) -> None:
             await parts.caller.resume(call, request_id)
 
-        return CallResponse(answer, parts.limits, parts.metrics)
+        return CallResponse(answer, parts.limits, parts.metrics, parts.traces)
 
     @router.post("/v1/requests/{request_id}/cancel")
     async def cancel(request: Request, request_id: str) -> Response:

@@ -13,19 +13,19 @@ from headrace_router.admission import QueueHealth, admit, refusal
 from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_stream, answer_whole
 from headrace_router.attachments import Attachments
 from headrace_router.call import Call, Plan
+from headrace_router.call_meter import CallMeter
 from headrace_router.call_record import record_of
 from headrace_router.call_store import CallStore
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.generation import Generation, Limits
 from headrace_router.http_errors import to_request_error
 from headrace_router.inflight import InFlightTable
-from headrace_router.metrics import CallMeter, RouterMetrics
 from headrace_router.queue_watch import Tracker
 from headrace_router.responses import Formatter, Identity
 from headrace_router.unattended import Unattended
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, QueueFull, RequestError, ServiceFailure
-from headrace_shared.messages import Audience, CancelReason, RequestId
+from headrace_shared.messages import Audience, CancelReason, FinishReason, RequestId
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +53,6 @@ class Runner:
         attachments: Attachments,
         unattended: Unattended,
         store: CallStore,
-        metrics: RouterMetrics,
         tracker: Tracker,
         settings: CallSettings,
     ) -> None:
@@ -63,7 +62,6 @@ class Runner:
         self._attachments = attachments
         self._unattended = unattended
         self._store = store
-        self._metrics = metrics
         self._tracker = tracker
         self._settings = settings
         self.active = ActiveCalls()
@@ -91,10 +89,8 @@ class Runner:
             if on_refusal is not None:
                 await on_refusal()
             raise
-        name, is_new = plan.model.card.model, not plan.follows
-        journal = self._metrics.journal
-        note = journal.begin(plan.request_id, call.identity.owner, name, call.arrived_at) if is_new else None
-        meter = CallMeter(self._metrics, name, call.arrived_at, is_new=is_new, note=note)
+        meter = call.meter
+        meter.begun(plan, call.identity.owner)
         is_queued = False
         try:
             with self._attached(plan), self.active.add(call, plan, generation):
@@ -128,7 +124,10 @@ class Runner:
             usage = generation.usage
             self._settle(call, plan, generation, is_queued=is_queued)
             num_told = sum(plan.told.num_tokens) if plan.told is not None else usage.completion_tokens
-            meter.ended(usage, num_told if plan.follows else 0)
+            finishes = [choice.finish for prompt in plan.prompts for choice in prompt.choices]
+            meter.ended(usage, num_told if plan.follows else 0, was_cut_short=FinishReason.LENGTH in finishes)
+            if call.trace is not None:
+                call.trace.end(meter.outcome, plan.request_id, usage, finishes, meter.first_token_s)
             log.debug("call ended", request_id=plan.request_id, outcome=meter.outcome, **usage._asdict())
 
     async def _answer(self, call: Call, plan: Plan, generation: Generation, meter: CallMeter) -> None:
@@ -189,6 +188,7 @@ class Runner:
             told=plan.told,
             counts=plan.form.include_usage and plan.form.continuous_usage,
             tracker=self._tracker,
+            trace=call.trace,
         )
 
     def _settle(self, call: Call, plan: Plan, generation: Generation, *, is_queued: bool) -> None:

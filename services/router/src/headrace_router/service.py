@@ -15,6 +15,7 @@ from headrace_router.bodies import BodyLimits
 from headrace_router.call_response import ClientLimits
 from headrace_router.call_status import CallStatus
 from headrace_router.call_store import CallStore
+from headrace_router.call_trace import CallTraces
 from headrace_router.calls import Caller
 from headrace_router.cancellation import Canceller
 from headrace_router.capacities import Capacities
@@ -103,7 +104,6 @@ class RouterService:
             attachments=attachments,
             unattended=unattended,
             store=store,
-            metrics=metrics,
             tracker=watch,
             settings=call_settings,
         )
@@ -139,7 +139,8 @@ class RouterService:
         limits = ClientLimits(body_limits, settings.send_timeout_s)
         dashboard = start_dashboard(service, bus, models, metrics.journal) if settings.dashboard else None
         door = Door(keys, settings.open_metrics, accounts.headers, has_pages=dashboard is not None)
-        app = make_app(Parts(caller, models, pool, metrics, limits, service.not_ready, door, dashboard))
+        traces = CallTraces(service.tracing, settings.trace_content) if service.tracing is not None else None
+        app = make_app(Parts(caller, models, pool, metrics, limits, service.not_ready, door, dashboard, traces))
         server = make_server(
             app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
         )

@@ -69,6 +69,8 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     asked the same before."""
     dashboard: bool = True
     """Serve the live page at /dashboard."""
+    trace_content: bool = False
+    """Put prompts and answers into traces too, where there are any. Whoever sees the traces reads them."""
     tokenizer_threads: Annotated[int, Meta(ge=1, le=256)] = 4
     """Threads that render templates and tokenize."""
     max_waiting_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024

@@ -4,8 +4,10 @@ import asyncio
 from typing import NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
 from headrace_router.admission import retry_after
+from headrace_router.call_trace import CallTrace
 from headrace_router.inflight import Mailbox
 from headrace_router.partitioning import partition_of
 from headrace_router.prompt import Prompt
@@ -32,13 +34,29 @@ class LoggedEvent(NamedTuple):
     event: LogMessage
 
 
-async def submit(bus: Bus, prompt: Prompt, mailbox: Mailbox, timeout_s: float) -> None:
+async def submit(bus: Bus, prompt: Prompt, mailbox: Mailbox, timeout_s: float, trace: CallTrace | None = None) -> None:
     """Queues the request; `mailbox` is registered for it. While the broker is away it is tried again: the queue stores
     a request id once, so that an attempt whose outcome is unknown can simply be repeated. Raises Overloaded after
     `timeout_s`, or what the broker says. `prompt.may_be_queued` then tells whether something may be left there."""
     request = prompt.request
     subject = request_subject(request.model, request.lane, partition_of(request.prompt))
+    if trace is None:
+        await _submit(bus, prompt, subject, request, mailbox, timeout_s)
+        return
+    span = trace.publish(request, subject)
+    error: str | None = "unavailable"
+    try:
+        request = replace(request, trace=span.context.to_headers())
+        await _submit(bus, prompt, subject, request, mailbox, timeout_s)
+        error = None
+    finally:
+        span.end(error=error)
+
+
+async def _submit(bus: Bus, prompt: Prompt, subject: str, request: Request, mailbox: Mailbox, timeout_s: float) -> None:
     data = encode(request)
+    # The body is what counts; the header is for others who look at the stream. Some brokers rename it.
+    headers = request.trace
     now = asyncio.get_running_loop().time
     until = now() + timeout_s
     is_unknown = False
@@ -46,7 +64,7 @@ async def submit(bus: Bus, prompt: Prompt, mailbox: Mailbox, timeout_s: float) -
     while True:
         prompt.may_be_queued = True
         try:
-            prompt.stream_sequence = await bus.enqueue(subject, data, message_id=request.request_id)
+            prompt.stream_sequence = await bus.enqueue(subject, data, message_id=request.request_id, headers=headers)
             return
         except OutcomeUnknown:
             is_unknown = True

@@ -33,11 +33,18 @@ class Endings:
     """`run` is its task. `end` never waits; what is pending is bounded by the requests that this process owns."""
 
     def __init__(
-        self, bus: Bus, *, keep_dead_prompts: bool = False, wall_clock: Callable[[], float] = time.time
+        self,
+        bus: Bus,
+        *,
+        keep_dead_prompts: bool = False,
+        wall_clock: Callable[[], float] = time.time,
+        on_settled: Callable[[EndedRequest, float, bool], None] = lambda *_: None,
     ) -> None:
+        """`on_settled` is told how long it took, and whether it was done in the end."""
         self._bus = bus
         self._keep_dead_prompts = keep_dead_prompts
         self._wall_clock = wall_clock
+        self._on_settled = on_settled
         self.num_dead = 0
         """Given up, since the start."""
         self._queue: asyncio.Queue[EndedRequest] = asyncio.Queue()
@@ -52,6 +59,10 @@ class Endings:
     def ack_subjects(self) -> Iterator[str]:
         """Of the requests whose message is not acknowledged yet."""
         return (ended.ack_subject for ended in self._pending.values())
+
+    def request_ids(self) -> Iterator[RequestId]:
+        """Of the same."""
+        return (ended.event.request_id for ended in self._pending.values())
 
     def end(self, ended: EndedRequest) -> None:
         self._pending[id(ended)] = ended
@@ -80,13 +91,16 @@ class Endings:
     async def _work(self) -> None:
         while True:
             ended = await self._queue.get()
+            began_at = time.monotonic()
             try:
-                await self._finish(ended)
+                is_settled = await self._finish(ended)
+                self._on_settled(ended, time.monotonic() - began_at, is_settled)
             finally:
                 del self._pending[id(ended)]
                 self._queue.task_done()
 
-    async def _finish(self, ended: EndedRequest) -> None:
+    async def _finish(self, ended: EndedRequest) -> bool:
+        """Whether it is over."""
         event = ended.event
         subject = tokens_subject(ended.router, event.request_id)
         is_told = False
@@ -102,7 +116,7 @@ class Endings:
                     await self._bus.enqueue(subject, codec.encode(event), message_id=f"{event.request_id}-ended")
                     is_told = True
                 await self.acknowledge(ended.ack_subject)
-                return
+                return True
             except BusError as error:
                 log.info("request not settled yet", request_id=event.request_id, error=str(error))
             await asyncio.sleep(delay_s)
@@ -111,6 +125,7 @@ class Endings:
         self._unsettled[event.request_id] = ended
         if len(self._unsettled) > MAX_UNSETTLED:
             self._unsettled.popitem(last=False)
+        return False
 
     async def _bury(self, dead: DeadRequest) -> None:
         dead = replace(dead, died_at=self._wall_clock(), request=dead.request if self._keep_dead_prompts else None)

@@ -72,7 +72,7 @@ class _Worker:
 class Fleet:
     """Belongs to one event loop. Tells the core of workers that come, report and go, and calls
     - `wake()` when something has happened that the core may act on,
-    - `on_adoption` with what a snapshot taught the core,
+    - `on_adoption` with what the snapshot of a worker taught the core,
     - `on_usurped(reason)` when a peer has taken a lease of ours: whatever we hold may be the peer's by now."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Fleet:
         *,
         clock: Callable[[], float],
         wake: Callable[[], None],
-        on_adoption: Callable[[Adoption, Sequence[SequenceSnapshot]], None],
+        on_adoption: Callable[[WorkerId, Adoption, Sequence[SequenceSnapshot]], None],
         on_usurped: Callable[[str], None],
         num_schedulers: Callable[[], int],
         is_present: Callable[[str], bool],
@@ -251,7 +251,7 @@ class Fleet:
         worker.last_epoch = link.epoch
         worker.num_failures = 0
         log.info("worker adopted", worker=snapshot.worker, epoch=link.epoch, num_sequences=len(sequences))
-        self._on_adoption(adoption, sequences)
+        self._on_adoption(snapshot.worker, adoption, sequences)
         self._wake()
 
     def _tick(self) -> None:

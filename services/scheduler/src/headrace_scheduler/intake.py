@@ -16,6 +16,7 @@ from headrace_scheduler.decisions import OUTCOMES, AddResult, EndedRequest
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
+from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.token_log import read_log
 from headrace_shared import codec
@@ -66,7 +67,10 @@ class Intake:
         may_pull: Callable[[], bool],
         wake: Callable[[], None],
         clock: Callable[[], float],
+        traces: RequestTraces | None = None,
+        note: Callable[[Request], None] = lambda _: None,
     ) -> None:
+        """`note` is told of every request that is taken."""
         self._bus = bus
         self._model = model
         self._core = core
@@ -78,6 +82,8 @@ class Intake:
         self._may_pull = may_pull
         self._wake = wake
         self._clock = clock
+        self._traces = traces
+        self._note = note
         self._interactive = requests_consumer(model, Lane.INTERACTIVE)
         self._batch = requests_consumer(model, Lane.BATCH)
         self._num_pulling = 0
@@ -104,14 +110,18 @@ class Intake:
                 group.create_task(self._pull_loop(self._interactive), name=f"interactive-{number}")
             group.create_task(self._pull_loop(self._batch), name="batch")
 
-    async def take(self, delivery: Delivery) -> None:
-        """Hands one message of the queue to the core, or ends it. Raises BusError: it is offered again later."""
+    async def take(self, delivery: Delivery, pulled_at: float | None = None) -> None:
+        """Hands one message of the queue to the core, or ends it. Raises BusError: it is offered again later.
+        `pulled_at`: when the pull that got it began; now, if not given."""
         try:
             request = _parse(delivery.data, self._model)
         except ProtocolError as error:
             await self._refuse(delivery, str(error))
             return
         request_id = request.request_id
+        self._note(request)
+        if self._traces is not None:
+            self._traces.taken(request, delivery, self._clock() if pulled_at is None else pulled_at)
         if largest_message(request) > self._bus.max_payload:
             log.error("request too large", request_id=request_id, num_bytes=len(delivery.data))
             self._fail(delivery, request, "The prompt and its answer are too long.", code="context_length_exceeded")
@@ -185,6 +195,7 @@ class Intake:
 
     async def _pull(self, spec: ConsumerSpec) -> None:
         self._num_pulling += 1
+        pulled_at = self._clock()
         try:
             delivery = await self._bus.pull(spec, PULL_S)
         finally:
@@ -194,7 +205,7 @@ class Intake:
         if self._is_stopping:
             self._bus.give_back(delivery.ack_subject, PULL_S)  # not to another pull of ours that is under way
         else:
-            await self.take(delivery)
+            await self.take(delivery, pulled_at)
 
     async def _refuse(self, delivery: Delivery, problem: str) -> None:
         """Nobody will ever be able to run it, so that it must not come back; its router is told if it can be found."""

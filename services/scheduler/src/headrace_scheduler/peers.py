@@ -33,6 +33,11 @@ class Peers:
         """This one included."""
         return 1 + sum(self.is_present(peer) for peer in self._heard_at)
 
+    @property
+    def is_first(self) -> bool:
+        """Of those that are present, this one tells what is to be told once."""
+        return all(self._own_id < peer for peer in self._heard_at if self.is_present(peer))
+
     def is_present(self, peer: str) -> bool:
         """It was heard of lately; whoever was so when the connection broke gets the time again to be heard."""
         heard_at = self._heard_at.get(peer)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
+from headrace_scheduler.backlog_watch import BacklogWatch
 from headrace_scheduler.broker_clock import BrokerClock
 from headrace_scheduler.cancellations import Cancellations
-from headrace_scheduler.decisions import Adoption, Decisions, SchedulerConfig
+from headrace_scheduler.decisions import Adoption, Decisions, EndedRequest, SchedulerConfig
 from headrace_scheduler.drains import Drains
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.fleet import Fleet
@@ -21,16 +22,19 @@ from headrace_scheduler.intake import PULL_S, Intake
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
 from headrace_scheduler.peers import Peers
+from headrace_scheduler.placements import Placements
 from headrace_scheduler.reporting import Reporting
+from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.settings import SchedulerSettings
 from headrace_scheduler.storyteller import Storyteller
 from headrace_scheduler.token_log import read_log
+from headrace_scheduler.trace_ids import TraceIds
 from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.leases import Leases
-from headrace_shared.messages import Cancel, Lane, RequestId, RouterId, SchedulerId, SequenceSnapshot
+from headrace_shared.messages import Cancel, Lane, RequestId, RouterId, SchedulerId, SequenceSnapshot, WorkerId
 from headrace_shared.model_cards import served_name
 from headrace_shared.service import Service
 from headrace_shared.subjects import (
@@ -88,7 +92,10 @@ class SchedulerService:
         self._alive_at = clock()
         self._leases = Leases(bus, LEASES.name, scheduler_id, clock)
         self._peers = Peers(scheduler_id, self._model, clock)
-        self._endings = Endings(bus, keep_dead_prompts=settings.dead_prompts)
+        self._trace_ids = TraceIds()
+        service.find_trace_id = self._trace_ids.find
+        self._traces = RequestTraces(service.tracing, scheduler_id, clock) if service.tracing is not None else None
+        self._endings = Endings(bus, keep_dead_prompts=settings.dead_prompts, on_settled=self._on_settled)
         self._losses = Losses(bus, self._on_loss_stored)
         broker_clock = BrokerClock(bus, requests_consumer(self._model, Lane.INTERACTIVE).stream, clock)
         self._cancellations = Cancellations(bus, self._cancel, broker_clock.now)
@@ -127,8 +134,12 @@ class SchedulerService:
             may_pull=lambda: self.fleet.has_active,
             wake=self._wake.set,
             clock=clock,
+            traces=self._traces,
+            note=self._trace_ids.note,
         )
-        self._reporting = Reporting(service, self._model, self._endings, self._intake)
+        self._backlog = BacklogWatch(bus, self._model, service.metrics, lambda: self._peers.is_first)
+        self._reporting = Reporting(service, self._model, self._endings, self._intake, self._backlog)
+        self._placements = Placements(bus, self._reporting, self._traces, broker_clock.age_s)
 
     async def run(self) -> None:
         """Raises BusError if the broker does not get ready within its time limits."""
@@ -141,6 +152,7 @@ class SchedulerService:
         service.spawn(self._cancellations.run(), "tombstones")
         service.spawn(self._lifetimes.run(), "lifetimes")
         service.spawn(self._losses.run(), "losses")
+        service.spawn(self._backlog.run(), "backlog")
         if self._flight is not None:
             service.spawn(self._flight.run(), "flight-log")
             service.spawn(Storyteller(self._bus, SchedulerId(service.id)).run(), "stories")
@@ -204,6 +216,7 @@ class SchedulerService:
             link.grant(credit, now)
             for admission in credit.admissions:
                 self._placed.add(admission.request.request_id)
+                self._placements.on_admission(self.core, worker_id, admission, now)
         for ended in decisions.ended:
             self._placed.discard(ended.event.request_id)
             if ended.detail:
@@ -241,6 +254,9 @@ class SchedulerService:
             self._alive_at = now
             gauges = self.core.gauges()
             self._reporting.update(gauges, self.core.oldest_wait_s(now))
+            if self._traces is not None:
+                held = {request_id for request_id, _ in self.core.ack_subjects()}
+                self._traces.prune(held.union(self._endings.request_ids()))
             self.fleet.find_hangs({key: worker.num_runnable > 0 for key, worker in gauges.workers.items()})
             await asyncio.sleep(1.0)
 
@@ -306,15 +322,18 @@ class SchedulerService:
             if self._flight is not None:
                 await self._flight.open()
 
-    def _on_adoption(self, adoption: Adoption, snapshot: Sequence[SequenceSnapshot]) -> None:
+    def _on_adoption(self, worker_id: WorkerId, adoption: Adoption, snapshot: Sequence[SequenceSnapshot]) -> None:
         routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}
         self._placed.update(adoption.adopted)
+        if self._traces is not None:
+            self._traces.adopted(worker_id, adoption, snapshot)
         for entry in snapshot:
             # At once: their former owner may have been silent for most of the ack wait.
             if entry.admission.request.request_id in adoption.adopted and entry.admission.ack_subject:
                 self._bus.in_progress(entry.admission.ack_subject)
         self._cancellations.look_up(adoption.adopted)
         for entry in snapshot:
+            self._trace_ids.note(entry.admission.request)
             published_at = self._bus.published_at(entry.admission.ack_subject)
             self._lifetimes.on_taken(entry.admission.request, published_at)
         left = {request_id: routers[request_id] for request_id in adoption.adopted}
@@ -349,6 +368,10 @@ class SchedulerService:
     def _cancel(self, cancel: Cancel) -> None:
         self.core.cancel(cancel.request_id, cancel.choice, cancel.reason, self._clock())
         self._wake.set()
+
+    def _on_settled(self, ended: EndedRequest, took_s: float, is_settled: bool) -> None:
+        if self._traces is not None:
+            self._traces.settled(ended, took_s, is_settled)
 
     def _on_loss_stored(self, request_id: RequestId) -> None:
         self.core.recorded(request_id, self._clock())

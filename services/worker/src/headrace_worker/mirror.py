@@ -129,6 +129,11 @@ class Mirror:
         """The engine has something to compute."""
         return any(sequence.is_running and self._can_run(sequence) for sequence in self._sequences.values())
 
+    def num_tokens_of(self, sequence_id: SequenceId) -> int:
+        """Sampled since the admission."""
+        sequence = self._sequences.get(sequence_id)
+        return len(sequence.tokens) if sequence is not None else 0
+
     def clear(self) -> None:
         self._sequences.clear()
         self._unpublished.clear()

@@ -3,9 +3,18 @@
 from collections.abc import Callable
 
 from headrace_shared import telemetry
-from headrace_shared.telemetry import Metrics
+from headrace_shared.aliases import ENGINE
+from headrace_shared.telemetry import Instrument, Metrics
 from headrace_worker.engine_frames import Loaded
 from headrace_worker.session import Session
+
+KV_USAGE = Instrument("gauge", "headrace_kv_cache_usage_ratio", "KV blocks that sequences hold, 0 to 1.", ("model",))
+CACHE_CONFIG = Instrument(
+    "gauge",
+    "vllm:cache_config_info",
+    "Always 1; the labels tell about the KV cache.",
+    ("model_name", "engine", "block_size", "num_gpu_blocks", "cache_dtype"),
+)
 
 
 class Reporting:
@@ -37,6 +46,11 @@ class Reporting:
         self._prefill_tokens = metrics.counter(telemetry.PREFILL_TOKENS).labels(model)
         self._decode_tokens = metrics.counter(telemetry.DECODE_TOKENS).labels(model)
         metrics.gauge(telemetry.BLOCKS).labels(model).set(facts.num_blocks)
+        self._kv_usage = metrics.gauge(KV_USAGE).labels(model)
+        config = (str(facts.block_size), str(facts.num_blocks), facts.dtype)
+        metrics.gauge(CACHE_CONFIG).labels(model, ENGINE, *config).set(1)
+        metrics.alias("vllm:num_requests_running", telemetry.RUNNING)
+        metrics.alias("vllm:kv_cache_usage_perc", KV_USAGE)
 
     def gauges(self) -> dict[str, float]:
         """For Telemetry, once a second; also brings the metrics up to date."""
@@ -50,6 +64,7 @@ class Reporting:
         self._stalled.set(num_stalled)
         self._blocks_held.set(num_held)
         self._blocks_free.set(facts.num_blocks - num_held)
+        self._kv_usage.set(num_held / facts.num_blocks)
         self._iterations.inc(session.num_iterations - self._num_iterations)
         self._prefill_tokens.inc(session.num_prefilled - self._num_prefilled)
         self._decode_tokens.inc(num_new)

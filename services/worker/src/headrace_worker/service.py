@@ -27,6 +27,7 @@ from headrace_worker.commands import Commands
 from headrace_worker.duty import Action, Duty
 from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, Rested, TokenizerPart
 from headrace_worker.engine_link import AnyLink, EngineDied
+from headrace_worker.gpu import Nvml, watch_gpus
 from headrace_worker.log_watch import LogWatch
 from headrace_worker.mirror import Mirror
 from headrace_worker.parallel.leader_node import LeaderNode
@@ -36,6 +37,9 @@ from headrace_worker.patience import Patience
 from headrace_worker.reporting import Reporting
 from headrace_worker.session import Session
 from headrace_worker.settings import WorkerSettings
+from headrace_worker.stay_metrics import StayMetrics
+from headrace_worker.stay_traces import StayTraces
+from headrace_worker.stay_watch import StayWatch
 
 TICK_S = 0.05
 HELLO_S = 1.0
@@ -164,14 +168,16 @@ class WorkerService:
     async def _serve(self, link: AnyLink) -> None:
         assert self._facts is not None, "served before it was loaded"
         is_in_cluster = self._settings.nats_replicas > 1
+        mirror = Mirror(self._facts.block_size, keeps_finished=is_in_cluster)
         session = Session(
             self._id,
             self._bus,
-            Mirror(self._facts.block_size, keeps_finished=is_in_cluster),
+            mirror,
             link.send_bytes,
             self._on_adopted,
             self._clock(),
             self._on_verdict,
+            self._watch(mirror, self._facts),
         )
         self._session = session
         memory = link.memory if isinstance(link, RankGroup) else dict
@@ -189,6 +195,8 @@ class WorkerService:
             self._service.spawn(self._resume(session), "resume"),
             self._service.spawn(self._await_signal(), "signal"),
         ]
+        if self._facts.device.startswith("cuda") and (nvml := await asyncio.to_thread(Nvml.open)) is not None:
+            tasks.append(self._service.spawn(watch_gpus(self._service.metrics, nvml), "gpus"))
         if is_in_cluster:
             tasks.append(self._service.spawn(LogWatch(self._bus, session).run(), "log-watch"))
         try:
@@ -197,6 +205,11 @@ class WorkerService:
             for task in tasks:
                 task.cancel()
             await subscription.close()
+
+    def _watch(self, mirror: Mirror, facts: Loaded) -> StayWatch:
+        tracing = self._service.tracing
+        traces = StayTraces(tracing, self._id) if tracing is not None else None
+        return StayWatch(StayMetrics(self._service.metrics, facts.card.model), traces, mirror.num_tokens_of)
 
     async def _told(self, work: Coroutine[Any, Any, None]) -> None:
         """Whatever ends `work` is told to schedulers: it may be the fault of what was running."""

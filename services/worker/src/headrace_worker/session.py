@@ -27,6 +27,7 @@ from headrace_shared.messages import (
 from headrace_shared.subjects import progress_subject, tokens_subject
 from headrace_worker.engine_frames import Iteration, Reset, Rest
 from headrace_worker.mirror import Mirror
+from headrace_worker.stay_watch import StayWatch
 
 HEARTBEAT_S = 0.4
 """Progress flows at least this often; the contract allows 0.5."""
@@ -50,12 +51,14 @@ class Session:
         on_adopted: Callable[[], None],
         now: float,
         on_verdict: Callable[[DrainVerdict], None] = lambda _: None,
+        watch: StayWatch | None = None,
     ) -> None:
         """`on_verdict`: of the scheduler that holds the lease."""
         self._worker_id = worker_id
         self._bus = bus
         self._send_to_engine = send_to_engine
         self._on_adopted = on_adopted
+        self._watch = watch
         self._on_verdict = on_verdict
         self.mirror = mirror
         self._scheduler: SchedulerId | None = None
@@ -127,6 +130,8 @@ class Session:
         self.busy_s += iteration.elapsed_s
         self._num_coalesced += 1
         self.num_output_tokens += self.mirror.apply_rows(iteration.rows, iteration.released)
+        if self._watch is not None:
+            self._watch.on_iteration(iteration, now)
         if self._publish_tokens() and (self.mirror.is_report_urgent or self._num_coalesced >= MAX_COALESCED):
             self._report(now)
 
@@ -204,6 +209,8 @@ class Session:
             # Nothing was expected of the engine until now.
             self.iterated_at = now
         self.mirror.apply_grant(grant)
+        if self._watch is not None and grant.admissions:
+            self._watch.admitted(grant.admissions, now)
         if grant.admissions or grant.extensions or grant.releases:
             self._send_to_engine(data)
 
@@ -262,6 +269,8 @@ class Session:
         self._scheduler = None
         self._epoch = 0  # with nothing held there is nothing to fence; epochs may have started anew meanwhile
         self.mirror.clear()
+        if self._watch is not None:
+            self._watch.clear()
         self._generation += 1
 
     def _release(self, sequence_ids: list[SequenceId]) -> None:
