@@ -15,6 +15,7 @@ MAX_MODELS = 1000
 FIRST_START_S = 30.0
 """How long a worker takes to start, until one was seen to."""
 LEARNING = 0.3
+OVERDUE_SHARE = 0.2
 HORIZON_BLOCKS = 2
 """Each sequence is granted about so many blocks ahead."""
 
@@ -117,7 +118,7 @@ class Capacities:
     def _coming(self, model: str, num_ready: int, now: float) -> tuple[float, ...]:
         start_s = self.start_s(model, now)
         loading = [
-            max(0.5, start_s - (now - worker.loading_since))
+            _left_s(start_s, now - worker.loading_since)
             for worker in self._workers.values()
             if worker.loading_since is not None and self._is_present(worker, model, now)
         ]
@@ -193,6 +194,11 @@ class Capacities:
             self._workers = {
                 key: worker for key, worker in self._workers.items() if now - worker.heard_at <= WORKER_TIMEOUT_S
             }
+
+
+def _left_s(start_s: float, elapsed_s: float) -> float:
+    """Who takes longer than others did may take longer still."""
+    return max(0.5, start_s - elapsed_s, OVERDUE_SHARE * elapsed_s if elapsed_s > start_s else 0.0)
 
 
 def _places(worker: _Worker, mix: Mix) -> float:

@@ -114,10 +114,15 @@ class Generation:
         )
 
     @property
+    def has_begun(self) -> bool:
+        """There have been events of at least one request."""
+        return any(prompt.has_started for prompt in self._prompts)
+
+    @property
     def place(self) -> Place | None:
         """In the queue, of the request that is next; None once one has begun."""
         tracker, prompts = self._tracker, self._prompts
-        if tracker is None or any(prompt.has_started for prompt in prompts):
+        if tracker is None or self.has_begun:
             return None
         places = [
             tracker.place(prompt.request, prompt.stream_sequence, prompt.num_tokens)
@@ -128,7 +133,7 @@ class Generation:
 
     def _shed(self, failure: RequestError) -> None:
         """Ends the call unless it has begun."""
-        if not any(prompt.has_started for prompt in self._prompts):
+        if not self.has_begun:
             self._reason = CancelReason.SHED
             self._mailbox.fail(failure)
 
@@ -244,7 +249,7 @@ class Generation:
 
     def _on_started(self, prompt: Prompt) -> None:
         prompt.has_started = True
-        if self._tracker is not None:
+        if self._tracker is not None and not self._follows:
             self._tracker.started(prompt)
         self._update_running()
 
@@ -323,7 +328,7 @@ class Generation:
         for unregister in self._unregister:
             unregister()
         for prompt in self._prompts:
-            if self._tracker is not None:
+            if self._tracker is not None and not self._follows:
                 self._tracker.closed(prompt)
             if prompt.may_be_queued and not prompt.is_complete and not prompt.has_ended:
                 self._leave(QueuedRequest(prompt.request, prompt.stream_sequence, prompt.has_started), self._reason)

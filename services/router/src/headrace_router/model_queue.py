@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from headrace_router.calibration import Calibration, relative_error
+from headrace_router.calibration import MIN_WAIT_S, Calibration, relative_error
 from headrace_router.forecast import Capacity, Estimate, Forecast, Mix, make_forecast
 from headrace_router.own_requests import Own, OwnRequests, Prediction, Shed, Snapshot, flow_of, rank_of
 from headrace_router.prompt import Prompt
@@ -131,20 +131,19 @@ class ModelQueue:
             now,
         )
         if estimate is not None:
-            was_queued = estimate.wait_s >= QUEUED_S
-            own.predicted = Prediction(estimate.first_token_s, self.calibration.factor, was_queued)
+            own.predicted = Prediction(estimate.first_token_s, self.calibration.factor)
         self._num_added += 1
         self._tokens_added += prompt.num_tokens + request.num_choices * own.length.mean
         return own
 
     def started(self, request_id: RequestId, now: float) -> Observed | None:
-        """Returns how good the prediction was, if there was one and the request was expected to wait."""
+        """Returns how good the prediction was, if there was one and the wait was worth predicting."""
         own = self.own.get(request_id)
         if own is None:
             return None
         actual_s = self.own.started(own, now)
         predicted = own.predicted
-        if predicted is None or not predicted.was_queued:
+        if predicted is None or max(predicted.first_token_s, actual_s) < MIN_WAIT_S:
             return None
         self.calibration.observe(predicted.first_token_s, actual_s, predicted.factor)
         return Observed(predicted.first_token_s, actual_s)

@@ -27,8 +27,6 @@ class Prediction(NamedTuple):
     """After it was queued."""
     factor: float
     """By which it had been corrected."""
-    was_queued: bool
-    """It was expected to wait."""
 
 
 class Own:

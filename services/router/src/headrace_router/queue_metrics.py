@@ -6,7 +6,7 @@ from headrace_shared.telemetry import Instrument, Metrics
 WAIT_ERROR = Instrument(
     "histogram",
     "headrace_router_wait_error_ratio",
-    "Relative error of the predicted time to the first token, of requests that were expected to wait.",
+    "Relative error of the predicted time to the first token, where that is half a second or more.",
     ("model",),
     (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0),
 )

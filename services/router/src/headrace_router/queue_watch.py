@@ -16,11 +16,12 @@ from headrace_router.promises import Promises, pack, unpack
 from headrace_router.prompt import Prompt
 from headrace_router.prompt_size import PromptSize
 from headrace_shared import telemetry
+from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, Overloaded, ProtocolError
 from headrace_shared.messages import Lane, Request, RouterId, RouterLoad, Telemetry
-from headrace_shared.subjects import ALL_LOADS, loads_subject, requests_consumer, telemetry_subject
+from headrace_shared.subjects import ALL_LOADS, loads_subject, telemetry_subject
 
 PERIOD_S = 0.25
 MAX_SHARE = 0.1
@@ -88,10 +89,13 @@ class QueueWatch:
         queue = self._queues.get(model)
         if queue is None:
             if len(self._queues) >= MAX_QUEUES:
-                oldest = min(self._queues, key=lambda name: self._queues[name].touched_at)
-                del self._queues[oldest]
+                del self._queues[min(self._queues, key=self._use_of)]
             queue = self._queues[model] = ModelQueue(self._router)
         return queue
+
+    def _use_of(self, model: str) -> tuple[int, float]:
+        queue = self._queues[model]
+        return len(queue.own), queue.touched_at
 
     # Questions.
 
@@ -106,7 +110,7 @@ class QueueWatch:
         now = self._clock()
         queue = self.queue(model)
         queue.touched_at = now
-        if queue.forecast is None or now - queue.made_at > ACTIVE_S / 2:
+        if now - queue.made_at > (2 * PERIOD_S if queue.forecast is None else ACTIVE_S / 2):
             self._refresh(model, queue, now)
         tokens = self.num_tokens(model, size)
         return queue.estimate(tokens, size.num_choices, max_tokens, rank, flow, weight, now)
@@ -193,7 +197,7 @@ class QueueWatch:
                         log.debug("queue depth unknown", model=model, error=str(error))
 
     async def _depth(self, model: str) -> int:
-        depths = [await self._bus.queue_depth(requests_consumer(model, lane)) for lane in Lane]
+        depths = [await lane_depth(self._bus, model, lane) for lane in Lane]
         return sum(depth.num_pending + depth.num_unacknowledged for depth in depths)
 
     def _is_active(self, queue: ModelQueue, now: float) -> bool:

@@ -30,6 +30,10 @@ from headrace_shared.messages import Audience, CancelReason, FinishReason, Reque
 log = structlog.get_logger(__name__)
 
 
+MAX_REPORTS_PER_S = 500
+"""About so many places in the queue are told each second."""
+
+
 class CallSettings(NamedTuple):
     limits: Limits
     max_inflight: int
@@ -156,7 +160,7 @@ class Runner:
             sends_ids=plan.sends_ids,
             held_id=await self._held_id(call, plan),
             told=plan.told,
-            queue_report_interval_s=self._settings.queue_report_interval_s,
+            queue_report_interval_s=self._report_interval_s(),
             tells_queue=plan.tells_queue,
         )
         await (answer_stream if plan.form.stream else answer_whole)(reply, generation)
@@ -191,12 +195,18 @@ class Runner:
             trace=call.trace,
         )
 
+    def _report_interval_s(self) -> float:
+        """Longer where many wait: reports must not take the time that answers need."""
+        return self._settings.queue_report_interval_s * max(1.0, len(self._table) / MAX_REPORTS_PER_S)
+
     def _settle(self, call: Call, plan: Plan, generation: Generation, *, is_queued: bool) -> None:
         """What the caller pays for. What goes on without its client is paid for in advance."""
         if plan.follows or not is_queued:
             call.charge.settle(0)
             return
-        num_used = generation.usage.prompt_tokens + generation.usage.completion_tokens
+        # What never began has used nothing.
+        usage = generation.usage
+        num_used = usage.prompt_tokens + usage.completion_tokens if generation.has_begun else 0
         goes_on = plan.is_held and not generation.is_complete and generation.failure is None
         call.charge.settle(max(num_used, call.charge.num_tokens) if goes_on else num_used)
 
