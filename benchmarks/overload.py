@@ -75,9 +75,9 @@ class Load:
                 done_at.append((time.perf_counter() - began, answer.num_tokens))
             if not is_obedient or answer.status not in (429, 503):
                 return
+            if time.perf_counter() - began + answer.retry_after_s > seconds:
+                return  # by then the load is over: getting in would say nothing
             await asyncio.sleep(answer.retry_after_s)
-            if time.perf_counter() - began > seconds:
-                return  # the load is over: getting in then says nothing
             repeated = await ask("127.0.0.1", self.port(), body, deadline_s=deadline_s)
             again.append(repeated)
             if repeated.is_complete:

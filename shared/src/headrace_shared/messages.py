@@ -18,7 +18,7 @@ Who says what to whom (subjects in `subjects.py`):
     scheduler -> router     RequestEnded    the one terminal event, through the token log
     scheduler -> operator   DeadRequest     what was given up because workers die of it, in a stream of its own
     scheduler -> scheduler  LossRecord      how often a request has lost its worker, in a bucket
-    router    -> router     RouterLoad      which of its requests wait and run, twice a second
+    router    -> router     RouterLoad      which of its requests wait and run, four times a second
     router    -> scheduler  StoryQuery      what became of a request, for a person who looks at it
     scheduler -> router     Story
     anyone    -> everyone   Telemetry       figures, once a second

@@ -26,8 +26,8 @@ HELD_ID = "headrace-request-id"
 """Response header: under which the answer can be had again."""
 MODEL = "headrace-model"
 """Response header: which model answers; it may not be the one that was asked for."""
-FIRST_REPORT_S = 0.25
-"""Who is answered sooner is told nothing of the queue."""
+FIRST_REPORT_S = 0.5
+"""Who is answered sooner is told nothing of the queue; and by then all routers have told each other of it."""
 
 
 class Reply(NamedTuple):

@@ -50,8 +50,7 @@ class ModelQueue:
         self._num_added = 0
         self._tokens_added = 0.0
         self._depth = Depth(0, 0.0)
-        self._num_known = 0
-        self._num_unknown = 0
+        self._num_missing: tuple[int, int] = (0, 0)
 
     @property
     def depth(self) -> Depth:
@@ -74,8 +73,12 @@ class ModelQueue:
             self._loads[load.router] = (load, now)
 
     def on_depth(self, num_requests: int) -> None:
-        """Requests in the queue, delivered or not. Those that no router tells of have lost theirs, or are too new."""
-        self._num_unknown = max(0, num_requests - self._num_known)
+        """Requests in the queue, delivered or not. Those that no router tells of twice in a row have lost theirs."""
+        others = [load for load, _ in self._loads.values()]
+        # A request may have several choices: an upper bound is good enough to find what nobody knows.
+        num_known = len(self.own) + sum(group.num_requests for load in others for group in load.waiting)
+        num_known += sum(group.num_choices for load in others for group in load.running)
+        self._num_missing = (self._num_missing[1], max(0, num_requests - num_known))
 
     def refresh(self, capacity_for: Callable[[Mix], Capacity | None], now: float) -> Snapshot:
         """Anew from what everybody says. How many requests a worker takes depends on what they are like."""
@@ -84,11 +87,8 @@ class ModelQueue:
         others = [load for load, _ in self._loads.values()]
         waiting = snapshot.waiting + [group for load in others for group in load.waiting]
         running = snapshot.running + [group for load in others for group in load.running]
-        # A request may have several choices: an upper bound is good enough to find what nobody knows.
-        self._num_known = sum(group.num_requests for group in waiting) + sum(group.num_choices for group in running)
         mix = _mix_of(waiting, self.own.uncached_share) or self.own.mix
-        if self._num_unknown:
-            count = self._num_unknown
+        if count := min(self._num_missing):
             prompt_tokens = mix.prompt_tokens / self.own.uncached_share
             tokens = round(prompt_tokens * count), round(mix.output_tokens * count)
             waiting = [WaitingGroup(0, 0, count, count, *tokens), *waiting]

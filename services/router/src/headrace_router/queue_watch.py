@@ -26,7 +26,6 @@ from headrace_shared.subjects import ALL_LOADS, loads_subject, telemetry_subject
 PERIOD_S = 0.25
 MAX_SHARE = 0.1
 """Of this process's time at most is spent on forecasts."""
-LOAD_PERIOD_S = 0.5
 DEPTH_PERIOD_S = 1.0
 LOAD_GROUPS = 32
 """Of waiting and of running requests, for the other routers."""
@@ -74,7 +73,6 @@ class QueueWatch:
         self._queues: dict[str, ModelQueue] = {}
         self._tokens_per_char: dict[str, float] = {}
         self._new_promises: list[bytes] = []
-        self._told_at = clock()
         self._has_told: set[str] = set()
         self.retry_after_s: Callable[[str], float] = lambda model: 5.0
         """What a client is told whose request is given up in the queue."""
@@ -181,9 +179,7 @@ class QueueWatch:
                 if self._is_active(queue, now):
                     self._refresh(model, queue, now)
                     await asyncio.sleep(0)
-            if now - self._told_at >= LOAD_PERIOD_S - PERIOD_S / 2:
-                self._told_at = now
-                self._tell()
+            self._tell()
             await asyncio.sleep(max(PERIOD_S, (time.perf_counter() - began) / MAX_SHARE))
 
     async def _keep_depths(self) -> None:
