@@ -61,6 +61,8 @@ WANTED_OF = "wanted"
 """Calls that a router holds because nobody has shown it the model's card yet."""
 TTFT_P95_OF = "ttft_p95_s"
 """Of the answers that began in about the last 30 s at a router."""
+OVERFLOWED_OF = "overflowed"
+"""Requests that a router has sent to this model instead of a larger one since its start."""
 WAITING_TOKENS_OF = "waiting_tokens"
 """Prompt tokens of a router's requests that have no token yet."""
 

@@ -1,7 +1,9 @@
 """What the router counts about waiting, refusing and overflowing."""
 
+from collections.abc import Iterable
+
 from headrace_router.model_queue import Observed
-from headrace_shared.telemetry import Instrument, Metrics
+from headrace_shared.telemetry import OVERFLOWED_OF, Instrument, Metrics, of_model
 
 WAIT_ERROR = Instrument(
     "histogram",
@@ -46,6 +48,7 @@ class QueueMetrics:
         self._correction = metrics.gauge(WAIT_CORRECTION)
         self._shed = metrics.counter(SHED)
         self._overflowed = metrics.counter(OVERFLOWED)
+        self._num_answered_by: dict[str, int] = {}
         self._promises = metrics.counter(PROMISES)
 
     def observed(self, model: str, observed: Observed, factor: float) -> None:
@@ -59,6 +62,11 @@ class QueueMetrics:
 
     def overflowed(self, model: str, answered_by: str) -> None:
         self._overflowed.labels(model, answered_by).inc()
+        self._num_answered_by[answered_by] = self._num_answered_by.get(answered_by, 0) + 1
+
+    def overflow_gauges(self, smaller: Iterable[str]) -> dict[str, float]:
+        """For Telemetry: how many requests each of the smaller models has answered instead of a larger one."""
+        return {of_model(OVERFLOWED_OF, model): float(self._num_answered_by.get(model, 0)) for model in smaller}
 
     def promise(self, model: str, outcome: str) -> None:
         self._promises.labels(model, outcome).inc()

@@ -133,7 +133,8 @@ class RouterService:
 
         def gauges() -> dict[str, float]:
             own = metrics.journal.gauges(time.monotonic())
-            return {NUM_IN_FLIGHT: float(len(table)), **own, **watch.gauges(), **models.wanted()}
+            spilled = queue_metrics.overflow_gauges(smaller.values())
+            return {NUM_IN_FLIGHT: float(len(table)), **own, **watch.gauges(), **models.wanted(), **spilled}
 
         body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
         limits = ClientLimits(body_limits, settings.send_timeout_s)

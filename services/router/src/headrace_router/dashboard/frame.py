@@ -259,8 +259,8 @@ def _autoscaler(spoken: Spoken) -> AutoscalerFrame:
                     coming_in_s=gauges.get(telemetry.of_model(telemetry.COMING_IN_S_OF, model)),
                 )
             )
-    # One that knows of no leadership is alone.
-    is_leader = bool(gauges.get("is_leader", 1.0))
+    # One that stands by says nothing of models.
+    is_leader = bool(gauges.get("is_leader", float(bool(models))))
     return AutoscalerFrame(id=spoken.figures.id, state=spoken.figures.state, is_leader=is_leader, models=models)
 
 
@@ -269,6 +269,6 @@ def _overflows(routers: Sequence[Spoken]) -> list[OverflowFrame]:
     for router in routers:
         for name, value in router.figures.gauges.items():
             gauge, _, model = name.partition(":")
-            if gauge == "overflowed" and model:
+            if gauge == telemetry.OVERFLOWED_OF and model:
                 counts[model] = counts.get(model, 0) + int(value)
     return [OverflowFrame(model=model, num_requests=count) for model, count in sorted(counts.items())]
