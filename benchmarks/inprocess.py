@@ -1,6 +1,6 @@
 """The engine alone: the worker's own iteration loop, driven in one process with no broker, router or client.
 
-    python -m benchmarks.inprocess CONCURRENCY NUM_JOBS PAUSE_S NUM_THREADS
+    python -m benchmarks.inprocess CONCURRENCY NUM_JOBS PAUSE_S NUM_THREADS [model|timing]
 
 prints one JSON line: the fields of `client.Summary`. This is the limit that the full path is measured against. As
 there, requests arrive while an iteration runs and wait for its end: their pauses are those of `client.run`.
@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -29,9 +30,16 @@ from headrace_shared.messages import (
     SequenceId,
     StopParams,
 )
-from headrace_worker.config import EngineConfig
+from headrace_worker.config import EngineConfig, with_defaults
 from headrace_worker.engine import load
+from headrace_worker.iteration import Engine, EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.loop import IterationLoop
+from headrace_worker.timing.engine import TimingEngine
+from headrace_worker.timing.hardware import find_gpu
+from headrace_worker.timing.link import MAX_LAG_S
+from headrace_worker.timing.roofline import Roofline
+from headrace_worker.timing.settings import TimingSettings
+from headrace_worker.timing.shapes import find_shape
 
 
 class _Running(NamedTuple):
@@ -44,8 +52,7 @@ class _Running(NamedTuple):
 class InProcess:
     """Keeps `concurrency` sequences running; blocks come from a plain free list, without a prefix cache."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        engine = load(config, lambda stage, current, total: None)
+    def __init__(self, engine: Engine) -> None:
         self.facts = engine.facts
         self._loop = IterationLoop(engine)
         self._free = [BlockId(block) for block in range(self.facts.num_blocks)]
@@ -104,8 +111,44 @@ class InProcess:
         running[sequence_id] = _Running(Timing(), begun, block_ids, job.num_tokens)
 
 
-def main(concurrency: int, num_jobs: int, pause_s: float, num_threads: int) -> None:
-    bench = InProcess(EngineConfig(num_threads=num_threads))
+class PacedEngine(TimingEngine):
+    """Takes the time that it says it takes, as `TimingLink` does."""
+
+    def __init__(self, roofline: Roofline, facts: EngineFacts) -> None:
+        super().__init__(roofline, facts)
+        self._due = time.perf_counter()
+
+    def submit(self, slices: Sequence[SequenceSlice]) -> None:
+        before_s = self.elapsed_s
+        super().submit(slices)
+        self._due = max(self._due, time.perf_counter() - MAX_LAG_S) + self.elapsed_s - before_s
+
+    def collect(self) -> list[SampledToken]:
+        time.sleep(max(0.0, self._due - time.perf_counter()))
+        return super().collect()
+
+
+def engine_of(kind: str, num_threads: int) -> Engine:
+    """`model`: SmolLM2 on the CPU. `timing`: what the worker's default settings for the timing engine make."""
+    engine = load(EngineConfig(num_threads=num_threads), lambda stage, current, total: None)
+    if kind == "model":
+        return engine
+    settings = TimingSettings()
+    config = with_defaults(EngineConfig(), on_gpu=True)
+    roofline = Roofline(find_gpu(settings.gpu), find_shape(settings.gpu_model), 1, 16, 1.0)
+    num_blocks = roofline.num_blocks(config.block_size, config.gpu_memory_share)
+    facts = engine.facts._replace(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        context=roofline.shape.context,
+        max_sequences=config.max_sequences,
+        tokens_per_iteration=config.tokens_per_iteration,
+    )
+    return PacedEngine(roofline, facts)
+
+
+def main(concurrency: int, num_jobs: int, pause_s: float, num_threads: int, kind: str) -> None:
+    bench = InProcess(engine_of(kind, num_threads))
     tokenizer = Tokenizer.from_buffer(bench.facts.card.tokenizer)
 
     def encode(text: str) -> list[int]:
@@ -116,4 +159,4 @@ def main(concurrency: int, num_jobs: int, pause_s: float, num_threads: int) -> N
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:6] or ["model"])

@@ -1,12 +1,14 @@
 """What the services cost: the full path against the same engine driven in process.
 
-    python -m benchmarks.path [--concurrency 16] [--jobs 48] [--repetitions 3] [--layout apart|shared]
+    python -m benchmarks.path [--concurrency 16] [--jobs 48] [--repetitions 3] [--layout apart|shared|device]
 
 Both sides run the same jobs on the same machine in turn, each with its own threads of the engine:
 
 - apart: the engine has one core to itself, as it has an accelerator to itself in production. Services and client run on
   the other cores.
 - shared: the engine has a thread on every core; services and client take their time from it.
+- device: the engine takes no core at all but the time of an H100 with an 8-billion-parameter model, by the timing model
+  of `headrace sim-worker`: what the services cost where engines compute elsewhere.
 
 Clients pause for a random time before each request (the same on both sides), so that requests arrive while an iteration
 runs. A client without a pause would hand the engine alone its next request exactly when an iteration ends.
@@ -38,15 +40,16 @@ PAUSE_S = 0.1
 class Bench:
     def __init__(self, layout: str, concurrency: int, num_jobs: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
+        self.engine = "timing" if layout == "device" else "model"
         self.engine_cores = cores[:1] if layout == "apart" else cores
         self.other_cores = cores[1:] if layout == "apart" else cores
-        self.num_threads = 1 if layout == "apart" else num_cores()
+        self.num_threads = 1 if layout != "shared" else num_cores()
         self.concurrency = concurrency
         self.num_jobs = num_jobs
 
     def in_process(self) -> Summary:
         os.sched_setaffinity(0, self.engine_cores)
-        arguments = [str(self.concurrency), str(self.num_jobs), str(PAUSE_S), str(self.num_threads)]
+        arguments = [str(self.concurrency), str(self.num_jobs), str(PAUSE_S), str(self.num_threads), self.engine]
         command = [sys.executable, "-m", "benchmarks.inprocess", *arguments]
         environ = BOUNDED_SPINNING | os.environ  # as the worker's engine process has it
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=900, env=environ).stdout
@@ -54,12 +57,13 @@ class Bench:
 
     def full_path(self) -> Summary:
         os.sched_setaffinity(0, self.other_cores)  # inherited by all services
-        environment = {"HEADRACE_NUM_THREADS": str(self.num_threads)}
+        environment = {"HEADRACE_NUM_THREADS": str(self.num_threads), "HEADRACE_ENGINE": self.engine}
         with (
             tempfile.TemporaryDirectory() as folder,
             launched(Path(folder), "--no-autoscaler", environment=environment) as system,
         ):
-            self._place_engine(system)
+            if self.engine == "model":
+                self._place_engine(system)
             tokenizer: Tokenizer = asyncio.run(tokenizer_of(system))
 
             def encode(text: str) -> list[int]:
@@ -81,7 +85,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--jobs", type=int, default=48)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--layout", choices=["apart", "shared"], default="apart")
+    parser.add_argument("--layout", choices=["apart", "shared", "device"], default="apart")
     arguments = parser.parse_args()
     bench = Bench(arguments.layout, arguments.concurrency, arguments.jobs)
     pairs = []
