@@ -153,6 +153,7 @@ async def test_tokenize_and_back() -> None:
         back = await router.client.post("/detokenize", json={"model": MODEL, "tokens": tokens})
         assert back.json() == {"prompt": "the 🦉"}
         assert (await router.client.get("/version")).json().keys() == {"version"}
+        assert (await router.client.get("/load")).json() == {"server_load": 0}
 
 
 async def test_the_openapi_document_has_no_dangling_references() -> None:

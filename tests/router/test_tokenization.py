@@ -192,6 +192,20 @@ def test_fewest_tokens_is_a_lower_bound(text: str, normalizes: bool) -> None:
     assert encoder.fewest_tokens(len(text)) <= len(encoder.encode(text))
 
 
+@pytest.mark.parametrize("source", [CHATML, LLAMA3, DYNAMIC])
+@pytest.mark.parametrize("words", ["The answer is", "It is <|im_end|> ", "6 *"])
+def test_an_answer_that_goes_on_with_the_last_message(source: str, words: str) -> None:
+    """The prompt is that for an answer, and then the words, as they are."""
+    encoder = encoder_of(source)
+    chat = [{"role": "user", "content": "What is 6 * 7?"}]
+    ids = encoder.encode_chat(
+        [*chat, {"role": "assistant", "content": words}], add_generation_prompt=False, variables={}, continues=True
+    )
+    asked = chat_ids(encoder, chat)
+    assert encoder.decode(ids).endswith(words)
+    assert controls_of(ids) == controls_of(asked), "nothing that ends the turn, and nothing forged"
+
+
 async def test_the_pool_refuses_what_it_cannot_hold() -> None:
     gate = threading.Event()
     pool = PromptPool(1, 1)

@@ -110,6 +110,7 @@ BAD: list[tuple[str, Any]] = [
     ("use_beam_search", True),
     ("priority", 1),
     ("continue_final_message", True),
+    ("continue_final_message", "yes"),
 ]
 
 

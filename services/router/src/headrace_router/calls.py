@@ -77,6 +77,10 @@ class Caller:
         self._limits = settings.limits
         self._shares_cache = settings.shares_cache
 
+    @property
+    def num_active(self) -> int:
+        return self._runner.num_active
+
     async def chat(self, call: Call, data: bytes) -> None:
         await self._begin(call, data, Endpoint.CHAT)
 

@@ -42,6 +42,7 @@ class ChatTemplate:
         """Special token -> what stands for it in rendered text."""
         self._tokens = {mark: token for token, mark in self.marks.items()}
         self._break = f"\U0010fffd{nonce}\U0010fffd"
+        self._cut = f"\U0010fffd{nonce}.cut\U0010fffd"
         longest_first = sorted((token for token in special_tokens if token), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self.is_dynamic = False
@@ -62,8 +63,13 @@ class ChatTemplate:
         """Special tokens in `text` become marks."""
         return self._special.sub(lambda match: self.marks[match[0]], text)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """Text in which each control token is a mark. Raises InvalidRequest with the template's own words."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, continues: bool = False
+    ) -> str:
+        """Text in which each control token is a mark. `continues`: it ends with the content of the last message. Raises
+        InvalidRequest with the template's own words."""
+        if continues:
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + self._cut}]
         contents: Sequence[Mapping[str, Any]] = messages
         if self.is_dynamic:
             # A role is one of a few known words.
@@ -71,6 +77,14 @@ class ChatTemplate:
             variables = _break_strings(variables, self._broken)
         bos, eos = self.mark(self._bos), self.mark(self._eos)
         text = self._run(self._marked, contents, {**variables, "bos_token": bos, "eos_token": eos})
+        if continues:
+            text, cut, _ = text.rpartition(self._cut)
+            if not cut:
+                raise InvalidRequest(
+                    "The model's chat template cannot leave the last message open.",
+                    param="continue_final_message",
+                    code="template_error",
+                )
         return self.mark(text).replace(self._break, "") if self.is_dynamic else text
 
     def render_plain(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ def encode_chat(model: ServedModel, chat: ValidChat, params: ValidParams) -> lis
         add_generation_prompt=chat.add_generation_prompt,
         variables=chat.template_variables,
         tools=chat.tools,
+        continues=chat.continues,
     )
     return [EncodedPrompt(pack_ids(ids), fit(len(ids), params, model.card, "messages"))]
 

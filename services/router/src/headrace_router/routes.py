@@ -120,6 +120,11 @@ def make_router(parts: Parts) -> APIRouter:
     async def metrics() -> Response:
         return Response(parts.metrics.render(), headers={"content-type": METRICS_CONTENT_TYPE})
 
+    @router.get("/load")
+    async def load() -> Response:
+        """How many calls this router is answering."""
+        return json_response({"server_load": parts.caller.num_active})
+
     @router.get("/version")
     async def show_version() -> Response:
         return json_response({"version": _version()})

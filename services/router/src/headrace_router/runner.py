@@ -71,6 +71,11 @@ class Runner:
         self.active = ActiveCalls()
         self.queue_health = QueueHealth(time.monotonic)
 
+    @property
+    def num_active(self) -> int:
+        """Requests whose clients are waiting here."""
+        return len(self._table)
+
     def admit(self) -> None:
         """Raises Overloaded. Asked before any work is done for a call."""
         is_reachable = self._bus.disconnected_for_s < self._settings.limits.publish_timeout_s

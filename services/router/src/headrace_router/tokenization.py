@@ -69,13 +69,15 @@ class TextEncoder:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        continues: bool = False,
     ) -> list[int]:
-        """Ids of a chat. Raises InvalidRequest where the template refuses it."""
+        """Ids of a chat; `continues`: one that ends in the middle of its last message. Raises InvalidRequest where the
+        template refuses it."""
         if self._template is None:
             raise InvalidRequest("This model has no chat template.", param="model", code="model_has_no_chat_template")
         messages = _with_known_roles(messages, self._template.mentions_developer)
         known = {**variables, "add_generation_prompt": add_generation_prompt, "tools": list(tools) or None}
-        text = self._template.render(messages, known)
+        text = self._template.render(messages, known, continues=continues)
         ids: list[int] = self._marked.encode(text, add_special_tokens=False).ids
         controls = self._controls
         return [controls.get(token, token) for token in ids]

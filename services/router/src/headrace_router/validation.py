@@ -70,6 +70,8 @@ class ValidChat(NamedTuple):
     template_variables: dict[str, Any]
     tools: list[dict[str, Any]]
     """Described for the template; empty: none."""
+    continues: bool
+    """The answer goes on with the last message, which is the assistant's."""
 
 
 def validate_chat(body: ChatBody, card: ModelCard, random_seed: int) -> tuple[ValidChat, ValidParams]:
@@ -80,6 +82,18 @@ def validate_chat(body: ChatBody, card: ModelCard, random_seed: int) -> tuple[Va
         _check_range("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if not body.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    if body.continue_final_message:
+        if body.add_generation_prompt:
+            raise InvalidRequest(
+                "'continue_final_message' cannot be combined with 'add_generation_prompt'.",
+                param="continue_final_message",
+            )
+        last = body.messages[-1]
+        if last.role != "assistant" or not last.content or last.tool_calls:
+            raise InvalidRequest(
+                "'continue_final_message' needs a last message with the assistant's text.",
+                param="continue_final_message",
+            )
     variables = body.chat_template_kwargs or {}
     for name in variables:
         if name in RESERVED_NAMES or name.startswith("_"):
@@ -91,9 +105,10 @@ def validate_chat(body: ChatBody, card: ModelCard, random_seed: int) -> tuple[Va
     knows_tools = "tools" in template
     chat = ValidChat(
         messages=messages if knows_tools else with_tools(messages, tools.described),
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         template_variables=variables,
         tools=tools.described if knows_tools else [],
+        continues=bool(body.continue_final_message),
     )
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
