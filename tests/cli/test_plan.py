@@ -114,8 +114,8 @@ def test_an_instance_that_scales_has_places_and_an_autoscaler_that_acts() -> Non
     assert [spec.model for spec in made.workers] == ["a", "b", "b"] and len(made.places) == 4
     assert made.workers[0].environ["HEADRACE_NUM_THREADS"] == "2"
     (autoscaler,) = made.autoscalers
-    own = {name: autoscaler.environ[f"HEADRACE_{name}"] for name in ("DRIVER", "MODELS", "MIN_WORKERS", "MAX_WORKERS")}
-    assert own == {"DRIVER": "process", "MODELS": "a,b", "MIN_WORKERS": "0", "MAX_WORKERS": "4"}
+    wanted = {"DRIVER": "process", "SERVED_MODELS": "a,b", "MIN_WORKERS": "0", "MAX_WORKERS": "4"}
+    assert {name: autoscaler.environ[f"HEADRACE_{name}"] for name in wanted} == wanted
     third = made.worker("b", 3, is_parked=True)
     assert third.name == "worker-3" and third.environ["HEADRACE_PARKED"] == "true"
     assert third.environ["HEADRACE_SERVED_NAME"] == "b"

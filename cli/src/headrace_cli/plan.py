@@ -111,7 +111,7 @@ def make_plan(
     if settings.autoscale:
         autoscaler = {
             "driver": "process",
-            "models": ",".join(model.name for model in settings.models),
+            "served_models": ",".join(model.name for model in settings.models),
             "min_workers": min(settings.min_workers, len(places)),
             "max_workers": len(places),
         }

@@ -14,7 +14,7 @@ from headrace_shared.errors import ConfigError
 class AutoscalerSettings(DriverSettings, frozen=True, kw_only=True):
     """Settings of the autoscaler; those of every service come first."""
 
-    models: tuple[str, ...] = ()
+    served_models: tuple[str, ...] = ()
     """Models, by their names in the API and separated by commas, that can be started though no worker has run yet."""
     period_s: Annotated[float, Meta(ge=0.1, le=3600)] = 5.0
     """Time between two decisions."""
@@ -51,7 +51,7 @@ class AutoscalerSettings(DriverSettings, frozen=True, kw_only=True):
     def plans(self) -> Plans:
         """Raises ConfigError if settings contradict each other."""
         bounds = Bounds(self.stop_grace_s, self.drain_limit_s)
-        return Plans(self.limits(), self.period_s, self.models, bounds, self.warm_up_s)
+        return Plans(self.limits(), self.period_s, self.served_models, bounds, self.warm_up_s)
 
     def limits(self) -> Limits:
         """Raises ConfigError if the limits contradict each other."""
