@@ -33,8 +33,9 @@ CALL = {"model": "smollm2-135m", "prompt": "A headrace is", "max_tokens": 120, "
 class Flood:
     """Calls that are in progress; `replies` once they have ended."""
 
-    def __init__(self, url: str, num_calls: int) -> None:
+    def __init__(self, url: str, num_calls: int, **options: Any) -> None:
         self._url = url
+        self._options = options
         self.replies: list[tuple[int, int]] = []
         """(status, tokens)"""
         self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(num_calls)]
@@ -42,7 +43,7 @@ class Flood:
             thread.start()
 
     def _ask(self, seed: int) -> None:
-        reply = httpx.post(f"{self._url}/v1/completions", json={**CALL, "seed": seed}, timeout=200)
+        reply = httpx.post(f"{self._url}/v1/completions", json={**CALL, **self._options, "seed": seed}, timeout=200)
         tokens = reply.json()["usage"]["completion_tokens"] if reply.status_code == 200 else 0
         self.replies.append((reply.status_code, tokens))
 
@@ -77,11 +78,19 @@ def test_workers_come_with_a_flood_and_go_with_it_even_if_the_autoscaler_dies_me
         ids = {each["id"] for each in workers(system)}
         flood.join()
         assert flood.replies == [(200, 120)] * NUM_CALLS
+        # Two that take longer than the calm: one of them moves to the worker that is left.
+        long = Flood(system.url, 2, max_tokens=900)
+        until("one worker", lambda: len(workers(system)) == 1, system)
+        long.join()
+        assert long.replies == [(200, 900)] * 2
         until("none", lambda: not system.processes("worker"), system)
         assert {child.pid for child in psutil.Process(system.process.pid).children(recursive=True)} == {
             int(each["pid"]) for each in system.ps() if each["service"] != "up"
         }
         assert len(ids) == 3
+        # A router that has never seen a worker of the model knows it nevertheless.
+        os.kill(system.pid("router"), signal.SIGKILL)
+        system.wait_healthy()
         # The next request waits for a worker that is not there yet.
         assert httpx.get(f"{system.url}/v1/models").json()["data"][0]["id"] == "smollm2-135m"
         reply = httpx.post(f"{system.url}/v1/completions", json=CALL, timeout=100)

@@ -66,12 +66,19 @@ class Control:
         self.counts = self.reconciler.look(self._standings(instances), self._clock())
         observation = await self._gathering.observe(self.model, self.counts, self.warm_up_s)
         before = self.decision
-        decision, self._state = decide(observation, self._plans.limits, self._state, self._clock())
+        decision, self._state = decide(observation, self._limits(instances), self._state, self._clock())
         self.decision = decision
         self._has_waiting = observation.num_waiting is None or observation.num_waiting > 0
         if before is None or (before.desired, before.parked) != (decision.desired, decision.parked):
             wanted = {"desired": decision.desired, "parked": decision.parked}
             log.info("decision", model=self.model, workers=observation.num_workers, **wanted, reason=decision.reason)
+
+    def _limits(self, instances: Sequence[Instance]) -> Limits:
+        """A model that nobody configured, and of which nothing is left, is worth a worker only if it is asked for."""
+        is_known = self.model in self._plans.models or any(each.model == self.model for each in instances)
+        if is_known or self._fleet.heard(self.model, self._clock()):
+            return self._plans.limits
+        return self._plans.limits._replace(min_workers=0)
 
     def plan(self, instances: Sequence[Instance], heard_for_s: float) -> list[Action]:
         """What follows from the last decision. `heard_for_s`: see Reconciler."""

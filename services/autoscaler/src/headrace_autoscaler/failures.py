@@ -21,6 +21,8 @@ class Failures(NamedTuple):
     """What happened, in one line."""
     at: float = float("-inf")
     not_before: float = float("-inf")
+    is_full: bool = False
+    """There was no room for the last one."""
 
     def failed(self, what: str, now: float, *, is_hopeless: bool = False) -> "Failures":
         """`is_hopeless`: trying again cannot help, such as after a wrong setting."""
@@ -30,7 +32,10 @@ class Failures(NamedTuple):
 
     def full(self, what: str, now: float) -> "Failures":
         """No room for another one: nobody's fault."""
-        return self._replace(last=what, not_before=max(self.not_before, now + FULL_PAUSE_S))
+        return self._replace(last=what, not_before=max(self.not_before, now + FULL_PAUSE_S), is_full=True)
+
+    def roomy(self) -> "Failures":
+        return self._replace(is_full=False)
 
     def proved(self) -> "Failures":
         return Failures() if self.num else self
@@ -39,7 +44,10 @@ class Failures(NamedTuple):
         return self.num >= MAX_FAILURES and now < self.not_before
 
     def most_starts(self, num_coming: int, wanted: int, now: float) -> int:
-        """How many of the wanted workers may be started now: after a failure one at a time."""
+        """How many of the wanted workers may be started now: after a failure, or where there was no room, one at a
+        time."""
         if now < self.not_before:
             return 0
+        if self.is_full:
+            wanted = min(wanted, 1)
         return wanted if not self.num else min(wanted, max(0, 1 - num_coming))

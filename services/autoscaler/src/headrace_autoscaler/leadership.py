@@ -64,6 +64,12 @@ class Leadership:
                 log.info("no leases yet", error=str(error))
                 await asyncio.sleep(RETRY_S)
 
+    async def _make_bucket(self) -> None:
+        try:
+            await self._bus.ensure_bucket(LEASES)
+        except BusError as error:
+            log.info("no place for leases", error=str(error))
+
     async def _take(self) -> None:
         # What the watch reports first comes after `open`: before that every lease looks free.
         while True:
@@ -74,6 +80,7 @@ class Leadership:
                 except BusError as error:
                     log.info("the lease was not taken", error=str(error))
                     await asyncio.sleep(RETRY_S)
+                    await self._make_bucket()  # it may have gone with the broker's disk
                     continue
                 if lease is not None:
                     log.info("leads", epoch=lease.epoch)

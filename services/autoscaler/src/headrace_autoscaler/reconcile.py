@@ -62,6 +62,10 @@ class Reconciler:
         matching = Matching(self._ledger, self.failures, sound, now, self._new_id, self._bounds.stop_grace_s)
         return Plan([*removals, *matching.match(target)], self._count(sound, now))
 
+    def start_succeeded(self) -> None:
+        """There was room."""
+        self.failures = self.failures.roomy()
+
     def start_failed(self, worker: WorkerId, what: str, now: float, *, is_full: bool) -> None:
         """`is_full`: there was no room. What exists of it all the same is seen at the next look."""
         self.failures = self.failures.full(what, now) if is_full else self.failures.failed(what, now)
