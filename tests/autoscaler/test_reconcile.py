@@ -254,7 +254,8 @@ def test_a_worker_that_falls_silent_is_replaced_unless_nobody_is_heard() -> None
     for _ in range(int(SILENCE_S / 5)):
         fleet.step()
     assert frozen.worker in fleet.workers and fleet.counts == fleet.counts._replace(ready=1, coming=1)
-    late = fleet.reconciler.plan(fleet.target, fleet.standings(), fleet.now + 5, heard_for_s=SILENCE_S - 1)
+    now = fleet.now + 5
+    late = fleet.reconciler.plan(fleet.target, fleet.standings(), now, shown_at=now, heard_for_s=SILENCE_S - 1)
     assert late.actions == []
     fleet.step()
     assert frozen.worker not in fleet.workers
@@ -277,6 +278,22 @@ def test_a_start_that_was_cut_off_and_is_not_wanted_any_more_is_removed() -> Non
     fleet.fail_over()
     fleet.target = Target(0)
     assert kinds(fleet.step()) == ["remove"] and fleet.workers == {}
+
+
+def test_an_engine_that_gives_names_of_its_own_is_not_asked_twice() -> None:
+    fleet = engine(1)
+    (start,) = fleet.step()
+    assert isinstance(start, Start)
+    fleet.workers.clear()
+    named = fleet.add("task-7", WorkerState.LOADING, is_managed=True)
+    before = fleet.now
+    fleet.reconciler.start_succeeded(start.worker, named.instance(), fleet.now + 1)
+    # What the engine showed before does not have it yet.
+    stale = fleet.reconciler.plan(fleet.target, [], fleet.now + 2, shown_at=before, heard_for_s=1000.0)
+    assert stale.actions == [] and stale.counts.coming == 1
+    assert fleet.step() == [] and fleet.counts.coming == 1
+    fleet.target = Target(2)
+    assert kinds(fleet.step()) == ["start"]
 
 
 def test_a_new_leader_keeps_what_is_there() -> None:

@@ -100,7 +100,7 @@ class VirtualEngine:
     def step(self, seconds: float = 5.0) -> list[Action]:
         self.now += seconds
         self._live()
-        plan = self.reconciler.plan(self.target, self.standings(), self.now, heard_for_s=1000.0)
+        plan = self.reconciler.plan(self.target, self.standings(), self.now, shown_at=self.now, heard_for_s=1000.0)
         self.actions, self.counts = plan.actions, plan.counts
         for action in plan.actions:
             self._apply(action)

@@ -61,9 +61,9 @@ class Control:
     def promotion_s(self) -> float:
         return self._fleet.promotion_s(self.model)
 
-    async def decide(self, instances: Sequence[Instance]) -> None:
-        """`instances`: all of the deployment's."""
-        self.counts = self.reconciler.look(self._standings(instances), self._clock())
+    async def decide(self, instances: Sequence[Instance], shown_at: float) -> None:
+        """`instances`: all of the deployment's, as its engine showed them then."""
+        self.counts = self.reconciler.look(self._standings(instances), self._clock(), shown_at=shown_at)
         observation = await self._gathering.observe(self.model, self.counts, self.warm_up_s)
         before = self.decision
         decision, self._state = decide(observation, self._limits(instances), self._state, self._clock())
@@ -80,13 +80,14 @@ class Control:
             return self._plans.limits
         return self._plans.limits._replace(min_workers=0)
 
-    def plan(self, instances: Sequence[Instance], heard_for_s: float) -> list[Action]:
+    def plan(self, instances: Sequence[Instance], shown_at: float, heard_for_s: float) -> list[Action]:
         """What follows from the last decision. `heard_for_s`: see Reconciler."""
         if self.decision is None:
             return []
         decision = self.decision
         target = Target(decision.desired, decision.parked, not decision.is_frozen, self._has_waiting)
-        plan = self.reconciler.plan(target, self._standings(instances), self._clock(), heard_for_s=heard_for_s)
+        now, found = self._clock(), self._standings(instances)
+        plan = self.reconciler.plan(target, found, now, shown_at=shown_at, heard_for_s=heard_for_s)
         self.counts = plan.counts
         return plan.actions
 

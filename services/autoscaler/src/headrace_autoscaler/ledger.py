@@ -17,6 +17,7 @@ PROMOTION_S = 15.0
 class Launch(NamedTuple):
     at: float
     is_parked: bool
+    renamed_at: float | None = None
 
 
 class Told(NamedTuple):
@@ -41,15 +42,18 @@ class Ledger:
         self._ending: set[str] = set()
         """Instances whose end is accounted for."""
 
-    def note(self, standings: Sequence[Standing], now: float) -> list[Standing]:
-        """Takes what is there now; returns it with what only we know: what becomes of those that have not spoken."""
+    def note(self, standings: Sequence[Standing], now: float, shown_at: float) -> list[Standing]:
+        """Takes what was there at `shown_at`; returns it with what only we know: what becomes of those that have not
+        spoken."""
         keys = {each.instance.key for each in standings if each.instance is not None}
         workers = {each.worker for each in standings}
         running = {each.worker for each in standings if each.phase is not Phase.CREATED}
         self.launched = {
             worker: launch
             for worker, launch in self.launched.items()
-            if worker not in running and now - launch.at < LAUNCH_S
+            if worker not in running
+            and now - launch.at < LAUNCH_S
+            and (launch.renamed_at is None or launch.renamed_at > shown_at)
         }
         self._parked &= workers | self.launched.keys()
         self._measure(standings, now)
@@ -70,6 +74,12 @@ class Ledger:
         self._launched_at.setdefault(worker, now)
         if is_parked:
             self._parked.add(worker)
+
+    def rename(self, worker: WorkerId, now: float) -> None:
+        """Its engine has given it another name, and shows it under that from now on."""
+        launch = self.launched.get(worker)
+        if launch is not None:
+            self.launched[worker] = launch._replace(renamed_at=now)
 
     def num_launched(self, standings: Sequence[Standing], *, is_parked: bool) -> int:
         """Asked for, and not shown by the engine at all."""

@@ -95,8 +95,8 @@ class Performing:
 
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await self._driver.start(model, start.worker, epoch, parked=start.is_parked)
-            reconciler.start_succeeded()
+                instance = await self._driver.start(model, start.worker, epoch, parked=start.is_parked)
+            reconciler.start_succeeded(start.worker, instance, self._clock())
         except TimeoutError:
             failed(f"no answer in {START_TIMEOUT_S:.0f} s")
         except (NoCapacity, Fenced) as error:

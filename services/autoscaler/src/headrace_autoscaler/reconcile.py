@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace_autoscaler.actions import Action
+from headrace_autoscaler.driver import Instance
 from headrace_autoscaler.failures import Failures
 from headrace_autoscaler.ledger import Ledger
 from headrace_autoscaler.matching import Matching, Target
@@ -47,13 +48,15 @@ class Reconciler:
         """From a start to a loaded worker, as measured of late; 0: not yet."""
         return self._ledger.warm_up_s
 
-    def look(self, standings: Sequence[Standing], now: float) -> Counts:
-        """What there is, before anything is planned."""
-        return self._count(self._ledger.note(standings, now), now)
+    def look(self, standings: Sequence[Standing], now: float, *, shown_at: float) -> Counts:
+        """What there is, before anything is planned. `shown_at`: when the engine was asked."""
+        return self._count(self._ledger.note(standings, now, shown_at), now)
 
-    def plan(self, target: Target, standings: Sequence[Standing], now: float, *, heard_for_s: float) -> Plan:
+    def plan(
+        self, target: Target, standings: Sequence[Standing], now: float, *, shown_at: float, heard_for_s: float
+    ) -> Plan:
         """`heard_for_s`: how long whatever the workers say has been heard without a gap."""
-        known = self._ledger.note(standings, now)
+        known = self._ledger.note(standings, now, shown_at)
         removals, self.failures = repair(
             self._ledger, self.failures, known, now, heard_for_s=heard_for_s, bounds=self._bounds
         )
@@ -62,9 +65,10 @@ class Reconciler:
         matching = Matching(self._ledger, self.failures, sound, now, self._new_id, self._bounds.stop_grace_s)
         return Plan([*removals, *matching.match(target)], self._count(sound, now))
 
-    def start_succeeded(self) -> None:
-        """There was room."""
+    def start_succeeded(self, worker: WorkerId, instance: Instance, now: float) -> None:
         self.failures = self.failures.roomy()
+        if instance.worker != worker:
+            self._ledger.rename(worker, now)
 
     def start_failed(self, worker: WorkerId, what: str, now: float, *, is_full: bool) -> None:
         """`is_full`: there was no room. What exists of it all the same is seen at the next look."""

@@ -98,6 +98,7 @@ class Autoscaler:
             self._epoch = epoch
         if epoch is None or self._clock() - self._heard_since < self._plans.settle_s:
             return
+        shown_at = self._clock()
         instances = await self._instances()
         self._fleet.add_models(each.model for each in instances or () if each.model)
         for model in self._fleet.models:
@@ -105,9 +106,9 @@ class Autoscaler:
             if control is None:
                 control = Control(model, self._plans, self._fleet, self._gathering, self._clock)
                 self._controls[model] = control
-            await control.decide(instances or ())
+            await control.decide(instances or (), shown_at)
             if self._performing is not None and instances is not None and self.is_leader:
-                actions = control.plan(instances, self._clock() - self._heard_since)
+                actions = control.plan(instances, shown_at, self._clock() - self._heard_since)
                 self._performing.perform(model, control.reconciler, actions, epoch)
         highest = self._fleet.highest_command_epoch(self._clock())
         if self._performing is not None and highest > epoch:
