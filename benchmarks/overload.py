@@ -10,6 +10,7 @@ to the status line, at the client, which runs on the same machine. Prints one JS
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import sys
@@ -114,7 +115,7 @@ class Load:
 
 
 async def watch_queue(url: str, seen: list[float]) -> None:
-    """The broker's own count of what is queued or running, by the routers' telemetry."""
+    """What is queued or running, by the first router's own count."""
     async with httpx.AsyncClient(trust_env=False) as client:
         while True:
             text = (await client.get(f"{url}/metrics", timeout=10.0)).text
@@ -123,19 +124,31 @@ async def watch_queue(url: str, seen: list[float]) -> None:
             await asyncio.sleep(1.0)
 
 
+async def probe(url: str, took_ms: list[float]) -> None:
+    """How long the router takes to say that it lives: what the machine itself adds to every refusal."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            began = time.perf_counter()
+            await client.get(f"{url}/live", timeout=10.0)
+            took_ms.append(1000 * (time.perf_counter() - began))
+            await asyncio.sleep(0.1)
+
+
 async def run(options: argparse.Namespace) -> None:
     with simulated(options, request_timeout_s=str(max(60.0, 2 * options.deadline_s))) as system:
         ports = [system.port + index for index in range(options.routers)]
         load = Load(ports, options)
         tokens_per_s, requests_per_s = await load.saturate(options.saturation_seconds)
         depths: list[float] = []
-        watching = asyncio.create_task(watch_queue(system.url, depths))
+        probes: list[float] = []
+        watching = asyncio.gather(watch_queue(system.url, depths), probe(system.url, probes))
         try:
             rate = options.factor * requests_per_s
             result = await load.overload(rate, options.obedient * requests_per_s, options.seconds)
         finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
     result = {
         "saturation_tokens_per_s": tokens_per_s,
         "saturation_requests_per_s": requests_per_s,
@@ -143,6 +156,7 @@ async def run(options: argparse.Namespace) -> None:
         "goodput_share": result["goodput_tokens_per_s"] / tokens_per_s,
         **result,
         "in_flight_max": max(depths, default=0.0),
+        "live_p99_ms": percentile(probes, 99),
     }
     rounded = {key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()}
     sys.stdout.write(json.dumps(rounded) + "\n")
