@@ -266,6 +266,11 @@ class Deployment:
         settings = {"engine_module": engine, **settings}
         return await self._start("headrace_worker", name, settings, script)
 
+    async def simulated_workers(self, name: str, **settings: object) -> asyncio.subprocess.Process:
+        """One process of workers with timing-model engines."""
+        settings = {"engine": "timing", "model": "smollm2-135m", "served_name": MODEL, **settings}
+        return await self._start("headrace_worker", name, settings, {})
+
     async def router(self, name: str = "router-1", **settings: object) -> str:
         """Returns its base URL, where it may not listen yet."""
         port = free_port()
