@@ -164,7 +164,7 @@ async def test_without_a_valid_key_only_the_pages_files_are_to_be_had() -> None:
             assert (await router.client.get(f"/dashboard/api/{path}", headers=bad)).status_code == 401
         flood = await router.client.post("/dashboard/api/flood", json={"rate": 1}, headers=bad)
         assert flood.status_code == 401
-        for path in ("/dashboard", "/dashboard/static/style.css"):
+        for path in ("/dashboard", "/dashboard/static/page.css"):
             assert (await router.client.get(path, headers=bad)).status_code == 200
 
 
