@@ -218,6 +218,8 @@ class _Instance:
                     f"context {hello.context:,}, at most {hello.max_sequences} sequences at a time"
                 )
         say(f"Model: {', '.join(model.name for model in settings.models)}")
+        if settings.autoscale and self._fleet is not None:
+            say(f"Workers come and go with the load: {settings.min_workers} to {self._fleet.max_workers}")
         for index in range(settings.routers):
             url = base_url(settings.host, settings.port + index)
             say(f"API: {url}/v1   schema: {url}/openapi.json   metrics: {url}/metrics")

@@ -50,6 +50,10 @@ class WorkerFleet:
         self._generation = 0
         self._is_closed = False
 
+    @property
+    def max_workers(self) -> int:
+        return len(self._plan.places)
+
     def list(self) -> tuple[WorkerProcess, ...]:
         return tuple(
             WorkerProcess(

@@ -14,6 +14,7 @@ from headrace_autoscaler.performing import new_worker_id
 from headrace_autoscaler.policy import Decision, Limits, State, decide
 from headrace_autoscaler.reconcile import Counts, Reconciler
 from headrace_autoscaler.repair import Bounds
+from headrace_autoscaler.sharing import Share
 from headrace_autoscaler.standing import Standing, standings
 
 log = structlog.get_logger(__name__)
@@ -80,12 +81,24 @@ class Control:
             return self._plans.limits
         return self._plans.limits._replace(min_workers=0)
 
-    def plan(self, instances: Sequence[Instance], shown_at: float, heard_for_s: float) -> list[Action]:
-        """What follows from the last decision. `heard_for_s`: see Reconciler."""
+    @property
+    def share(self) -> Share:
+        desired = self.decision.desired if self.decision is not None else 0
+        counts, is_full = self.counts, self.reconciler.failures.is_full
+        return Share(desired, counts.ready, counts.coming, counts.leaving, is_full)
+
+    def plan(
+        self, instances: Sequence[Instance], shown_at: float, heard_for_s: float, cap: int | None = None
+    ) -> list[Action]:
+        """What follows from the last decision, with at most `cap` workers. `heard_for_s`: see Reconciler."""
         if self.decision is None:
             return []
         decision = self.decision
-        target = Target(decision.desired, decision.parked, not decision.is_frozen, self._has_waiting)
+        desired, parked = decision.desired, decision.parked
+        if cap is not None and cap < desired:
+            log.info("another model has none: no more for this one", model=self.model, desired=desired, cap=cap)
+            desired, parked = cap, 0
+        target = Target(desired, parked, not decision.is_frozen, self._has_waiting)
         now, found = self._clock(), self._standings(instances)
         plan = self.reconciler.plan(target, found, now, shown_at=shown_at, heard_for_s=heard_for_s)
         self.counts = plan.counts

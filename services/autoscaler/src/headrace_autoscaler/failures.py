@@ -8,7 +8,7 @@ MAX_FAILURES = 5
 """So many in a row, and the model is in quarantine."""
 QUARANTINE_S = 900.0
 """Then one more is tried."""
-FULL_PAUSE_S = 10.0
+FULL_PAUSE_S = 3.0
 """Before it is asked again whether there is room."""
 PROOF_S = 60.0
 """A worker that was ready for so long proves that workers can live."""

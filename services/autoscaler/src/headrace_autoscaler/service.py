@@ -19,6 +19,7 @@ from headrace_autoscaler.leadership import Leadership
 from headrace_autoscaler.performing import Performing
 from headrace_autoscaler.policy import Decision
 from headrace_autoscaler.reporting import Reporting
+from headrace_autoscaler.sharing import caps
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import ProtocolError
@@ -107,12 +108,20 @@ class Autoscaler:
                 control = Control(model, self._plans, self._fleet, self._gathering, self._clock)
                 self._controls[model] = control
             await control.decide(instances or (), shown_at)
-            if self._performing is not None and instances is not None and self.is_leader:
-                actions = control.plan(instances, shown_at, self._clock() - self._heard_since)
-                self._performing.perform(model, control.reconciler, actions, epoch)
+        if instances is not None:
+            self._act(instances, shown_at, epoch)
         highest = self._fleet.highest_command_epoch(self._clock())
         if self._performing is not None and highest > epoch:
             await self._leadership.climb(highest + 1)
+
+    def _act(self, instances: Sequence[Instance], shown_at: float, epoch: int) -> None:
+        limited = caps({model: control.share for model, control in self._controls.items()})
+        for model, control in self._controls.items():
+            if self._performing is None or not self.is_leader:
+                return
+            heard_for_s = self._clock() - self._heard_since
+            actions = control.plan(instances, shown_at, heard_for_s, limited.get(model))
+            self._performing.perform(model, control.reconciler, actions, epoch)
 
     async def _decide_for_ever(self) -> None:
         while True:
