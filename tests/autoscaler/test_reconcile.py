@@ -313,7 +313,7 @@ MISHAPS = ("die", "crash", "freeze", "thaw", "lose", "hear", "cut", "refuse", "o
 EVENTS = st.one_of(st.just("step"), st.sampled_from(WISHES), st.sampled_from(MISHAPS))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(EVENTS, max_size=60), st.randoms(use_true_random=False))
 def test_whatever_happens_it_comes_to_rest_as_it_should(events: list[str], source) -> None:  # type: ignore[no-untyped-def]
     fleet = engine(1)
