@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from headrace_autoscaler.control import Control
+from headrace_autoscaler.performing import ACTIONS
 from headrace_shared.telemetry import (
     COMING_IN_S_OF,
     COMING_WORKERS_OF,
@@ -40,6 +41,7 @@ class Reporting:
         self._leader = metrics.gauge(LEADER)
         self._failures = metrics.gauge(FAILED_STARTS)
         self._cost = metrics.gauge(COST)
+        metrics.counter(ACTIONS)  # there from the start, also where nothing acts
 
     def gauges(self, controls: Iterable[Control], now: float, *, can_act: bool) -> dict[str, float]:
         """Of a leader. Unless it `can_act`, nobody may count on workers that it says are coming."""

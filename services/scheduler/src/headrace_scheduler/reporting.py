@@ -27,6 +27,9 @@ MIGRATIONS = Instrument(
     "counter", "headrace_migrations_total", "Requests whose worker was lost, or dropped them.", ("model",)
 )
 WORKERS = Instrument("gauge", "headrace_workers_leased", "Workers whose lease this scheduler holds.", ("model",))
+ADOPTIONS = Instrument(
+    "counter", "headrace_adoptions_total", "Workers taken over, or again after something was lost.", ("model",)
+)
 TRIALS = Instrument("gauge", "headrace_trials", "Workers kept for a request that is under suspicion.", ("model",))
 VLLM_WAITING = Instrument(
     "gauge", "vllm:num_requests_waiting", "Requests that no worker has, queue included.", ("model_name", "engine")
@@ -58,6 +61,7 @@ class Reporting:
         self._known_tokens = metrics.counter(KNOWN_TOKENS).labels(model)
         self._migrations = metrics.counter(MIGRATIONS).labels(model)
         self._workers = metrics.gauge(WORKERS).labels(model)
+        self._adoptions = metrics.counter(ADOPTIONS).labels(model)
         self._trials = metrics.gauge(TRIALS).labels(model)
         self._vllm_waiting = metrics.gauge(VLLM_WAITING).labels(model, ENGINE)
         metrics.alias("vllm:request_queue_time_seconds", QUEUE_TIME)
@@ -73,6 +77,10 @@ class Reporting:
 
     def count(self, ended: EndedRequest) -> None:
         self._ended.labels(self._model, ended.event.outcome.value).inc()
+
+    def adopted(self) -> None:
+        """A worker, under a new epoch of its lease."""
+        self._adoptions.inc()
 
     def placed(self, waited_s: float) -> None:
         """A request, for the first time; it waited so long since it was stored."""

@@ -325,6 +325,7 @@ class SchedulerService:
     def _on_adoption(self, worker_id: WorkerId, adoption: Adoption, snapshot: Sequence[SequenceSnapshot]) -> None:
         routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}
         self._placed.update(adoption.adopted)
+        self._reporting.adopted()
         if self._traces is not None:
             self._traces.adopted(worker_id, adoption, snapshot)
         for entry in snapshot:
