@@ -45,7 +45,7 @@ $(TEST_MODEL_STAMP): constraints.txt | $(STAMP)
 	touch $@
 
 # Tests of logic share the cores among them; those of processes, of which some look at the clock, have them to themselves.
-LOGIC := $(addprefix tests/,autoscaler benchmarks cli router scheduler shared worker)
+LOGIC := $(addprefix tests/,autoscaler benchmarks deploy router scheduler simulator worker)
 PROCESSES := $(filter-out $(LOGIC) tests/__init__.py,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 test: setup $(TEST_MODEL_STAMP)
