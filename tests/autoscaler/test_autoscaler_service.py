@@ -16,7 +16,7 @@ from headrace_autoscaler.policy import Limits
 from headrace_autoscaler.service import Autoscaler
 from headrace_autoscaler.settings import AutoscalerSettings
 from headrace_shared.broker import NatsServer
-from headrace_shared.bus import Bus
+from headrace_shared.bus import Bus, Delivery
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import ConfigError
 from headrace_shared.memory_bus import MemoryBus
@@ -48,8 +48,12 @@ async def ask(bus: Bus, num_requests: int) -> None:
         await bus.enqueue(request_subject("tiny", Lane.INTERACTIVE, 0), b"x", message_id=f"m{number}-{time.time()}")
 
 
+async def take(bus: Bus) -> Delivery | None:
+    return await bus.pull(requests_consumer("tiny", Lane.INTERACTIVE), 0.1)
+
+
 async def answer_all(bus: Bus) -> None:
-    while (delivery := await bus.pull(requests_consumer("tiny", Lane.INTERACTIVE), 0.1)) is not None:
+    while (delivery := await take(bus)) is not None:
         await bus.acknowledge(delivery.ack_subject)
 
 
@@ -137,7 +141,7 @@ async def test_work_brings_workers_and_calm_takes_them_away_to_the_last() -> Non
         await until(lambda: engine.workers == {})
         assert {generation for generation, _ in engine.starts} == {1}
         await ask(bus, 1)
-        assert await bus.pull(requests_consumer("tiny", Lane.INTERACTIVE), 0.1) is not None
+        assert await take(bus) is not None
         await until(lambda: engine.num_ready == 1)  # also for what was delivered once and is not acknowledged
 
 

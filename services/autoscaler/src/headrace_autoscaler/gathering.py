@@ -6,6 +6,7 @@ import structlog
 
 from headrace_autoscaler.fleet import Fleet
 from headrace_autoscaler.observation import Observation
+from headrace_autoscaler.rates import Arrivals
 from headrace_autoscaler.reconcile import Counts
 from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Bus, QueueDepth
@@ -23,6 +24,7 @@ class Gathering:
         self._readable: set[str] = set()
         """Models whose queue has been read."""
         self._waiting_since: dict[str, float] = {}
+        self._arrivals: dict[str, Arrivals] = {}
 
     async def observe(self, model: str, counts: Counts, warm_up_s: float) -> Observation:
         depth = await self._depth(model)
@@ -43,11 +45,13 @@ class Gathering:
         num_waiting = depth.num_pending + fleet.num_in_windows + fleet.num_wanted
         if not num_waiting:
             self._waiting_since.pop(model, None)
+        arrivals = self._arrivals.get(model, Arrivals()).after(depth.num_delivered + depth.num_pending)
+        self._arrivals[model] = arrivals
         since = self._waiting_since.setdefault(model, now) if num_waiting else now
         return seen._replace(
             num_waiting=num_waiting,
             num_running=max(depth.num_unacknowledged - fleet.num_in_windows, fleet.num_sequences, 0),
-            num_arrived=depth.num_delivered + depth.num_pending,
+            num_arrived=arrivals.num,
             # Nobody dates what is in the queue; where no worker takes anything, all of it has waited.
             oldest_wait_s=max(fleet.oldest_wait_s, 0.0 if counts.ready else now - since),
             num_waiting_tokens=fleet.num_waiting_tokens,

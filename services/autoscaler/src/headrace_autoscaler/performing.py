@@ -59,7 +59,7 @@ class Performing:
             elif isinstance(action, Start):
                 self._spawn(model, action.worker, "start", self._start(model, reconciler, action, epoch))
             else:
-                self._spawn(model, _key(action), "remove", self._remove(model, action))
+                self._spawn(model, _key(action), "remove", self._remove(model, action, epoch))
 
     def _command(self, model: str, command: Command, epoch: int) -> None:
         message = WorkerCommand(
@@ -104,8 +104,10 @@ class Performing:
         except DriverError as error:
             failed(str(error))
 
-    async def _remove(self, model: str, action: Remove) -> None:
+    async def _remove(self, model: str, action: Remove, epoch: int) -> None:
         instance = action.instance
+        if self._leadership.epoch != epoch:
+            return  # a process that was frozen meanwhile; engines fence starts, but not every engine fences this
         log.info("removing a worker", model=model, worker=instance.worker, key=instance.key, reason=action.reason)
         try:
             async with asyncio.timeout(action.grace_s + STOP_MARGIN_S):

@@ -1,4 +1,4 @@
-"""How fast a worker computes prompts at its best, from counters that it reports. Pure."""
+"""What counters say that may start anew: how many requests came, how fast a worker computes prompts. Pure."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,18 @@ MIN_TOKENS = 256
 """Fewer between two reports say little about the best."""
 KEPT = 0.999
 """Of the best, at each report: what was reached once under luckier conditions is forgotten in a quarter of an hour."""
+
+
+class Arrivals(NamedTuple):
+    """Requests that came since we look. Consumers of the queue take what they have counted with them when they go, so
+    that their sum may fall: only what is added to it means something."""
+
+    num: int = 0
+    counted: int | None = None
+
+    def after(self, counted: int) -> "Arrivals":
+        added = 0 if self.counted is None else max(0, counted - self.counted)
+        return Arrivals(self.num + added, counted)
 
 
 class PromptRate(NamedTuple):
