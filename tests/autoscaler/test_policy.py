@@ -54,6 +54,15 @@ def test_a_new_policy_keeps_the_workers_there_are_for_a_whole_window() -> None:
     assert [decision.desired for decision in decisions] == [5] * 12 + [4, 4]
 
 
+def test_a_large_fleet_does_not_grow_by_a_worker_or_two_while_nothing_waits() -> None:
+    limits = LIMITS._replace(max_workers=1000)
+    desired = {}
+    for num_running, num_waiting in ((1010, 0), (1040, 0), (1010, 5)):
+        observation = observe(num_waiting, num_running, num_ready=100)
+        desired[num_running, num_waiting] = steps([observation] * 12, limits)[-1].desired
+    assert desired == {(1010, 0): 100, (1040, 0): 104, (1010, 5): 102}
+
+
 def test_few_workers_go_at_a_time_and_then_none_for_a_minute() -> None:
     limits = LIMITS._replace(max_workers=1000, scale_down_after_s=100.0)
     desired = [decision.desired for decision in steps([observe(num_running=100, num_ready=500)] * 60, limits)]

@@ -107,6 +107,7 @@ def make_scaler(settings: SimulateSettings, plan: Plan, policy: str) -> tuple[Sc
         scale_down_after_s=settings.scale_down_after_s,
         ttft_target_s=settings.ttft_target_s,
         target_load=settings.target_load,
+        min_parked=settings.min_parked if policy == "own" else 0,
         max_parked=settings.max_parked if policy == "own" else 0,
         cost_per_worker_hour=frame.cost_per_worker_hour,
     )

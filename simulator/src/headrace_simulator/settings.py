@@ -59,10 +59,12 @@ class SimulateSettings(Struct, frozen=True, kw_only=True):
     """Until the GPU of a worker that goes is free."""
     period_s: Annotated[float, Meta(ge=0.1, le=3600)] = 5.0
     """Between two decisions of a policy."""
-    target_load: Share = 0.9
+    target_load: Share = 0.95
     """Own policy: share of a worker's capacity that is planned with."""
     scale_down_after_s: Seconds = 300.0
     """Own policy: so long must less be enough before there is less."""
+    min_parked: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    """Own policy: least workers in the warm pool."""
     max_parked: Annotated[int, Meta(ge=0, le=100_000)] = 50
     """Own policy: most workers in the warm pool."""
     lag_threshold: Annotated[float, Meta(ge=0)] = 0.0

@@ -20,6 +20,8 @@ STEP = 2
 """In one decision the workers at most double, or grow by so many if that is more."""
 MARGIN = 0.05
 """So much more than was needed must fit before there are fewer workers."""
+MIN_INCREASE = 0.03
+"""Of the workers so much more must be needed before there are more, while nothing waits."""
 DECREASE = 0.1
 """Of the workers at most this share goes at a time, or one,"""
 DECREASE_PAUSE_S = 60.0
@@ -173,7 +175,8 @@ def _step(
     window_s = limits.scale_down_after_s * (PATIENCE if state.num_reversals else 1.0)
     peaks = state.needed.after(needed, now, window_s)
     bounded = min(wanted, limits.most_workers)
-    if bounded > current:
+    is_chance = not observation.num_waiting and wanted <= current * (1 + MIN_INCREASE)
+    if bounded > current and not is_chance:
         return _increase(observation, limits, state._replace(needed=peaks), now, current, bounded, wanted)
     state = state._replace(needed=peaks, more_since=None)
     highest = peaks.highest(now, window_s)
