@@ -113,3 +113,11 @@ def test_a_model_at_zero_can_be_woken_only_where_somebody_would() -> None:
     assert capacities.can_wake("m", now) and capacities.wakeable(now) == ["m"]
     capacity = capacities.of("m", MIX, now)
     assert capacity is not None and (capacity.num_ready, capacity.coming) == (0, (12.0,))
+
+
+def test_after_an_outage_workers_get_the_time_to_be_heard_again() -> None:
+    capacities = measured()
+    assert capacities.num_ready("m", 100.0) == 0
+    capacities.on_reconnect(100.0)
+    assert capacities.num_ready("m", 101.0) == 1
+    assert capacities.num_ready("m", 101.0 + WORKER_TIMEOUT_S) == 0

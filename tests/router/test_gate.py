@@ -92,6 +92,22 @@ async def test_who_comes_back_when_told_to_is_let_in_before_others() -> None:
         assert await metric(router, 'headrace_router_promises_total{model="tiny",outcome="kept"}') == 1
 
 
+async def test_after_an_outage_of_the_broker_nobody_is_refused_for_workers_that_could_not_be_heard() -> None:
+    async with (
+        running_router(says("ok"), settings=SETTINGS) as router,
+        telling(router.worker.bus, worker_figures(0.02)),
+        telling(router.worker.bus, autoscaler_figures(MODEL, max_workers=2, start_s=60.0)),
+    ):
+        assert (await ask(router, {"Headrace-Timeout": "9"})).status_code == 200
+        router.broker.stop()
+        await asyncio.sleep(3.5)
+        waits = asyncio.create_task(ask(router, {"Headrace-Timeout": "9"}))
+        await asyncio.sleep(0.5)
+        router.broker.start()
+        assert (await waits).status_code == 200
+        assert (await ask(router, {"Headrace-Timeout": "9"})).status_code == 200
+
+
 async def test_without_figures_nobody_is_refused_for_a_wait_that_nobody_knows() -> None:
     async with (
         running_router(says("ok"), settings=SETTINGS) as router,

@@ -16,7 +16,9 @@ def estimate(wait_s: float, answer_s: float = 2.0) -> Estimate:
 def asked(
     expected: Estimate | None, depth: Depth = EMPTY, left_s: float = 600.0, *, is_returning: bool = False
 ) -> Refusal | None:
-    return judge(expected, depth, 1000.0, LIMITS, left_s=left_s, margin=1.5, spacing_s=0.5, is_returning=is_returning)
+    return judge(
+        expected, depth, Depth(1, 1000.0), LIMITS, left_s=left_s, margin=1.5, spacing_s=0.5, is_returning=is_returning
+    )
 
 
 def test_a_short_queue_takes_everybody() -> None:
@@ -33,8 +35,17 @@ def test_the_queue_is_bounded_in_requests_and_tokens() -> None:
     assert heavy is not None and heavy.obstacle is Obstacle.FULL and heavy.free_in_s > 0.0
 
 
+def test_a_call_of_many_prompts_counts_as_many() -> None:
+    many = judge(
+        None, Depth(10, 0.0), Depth(80, 80.0), LIMITS, left_s=9.0, margin=1.5, spacing_s=0.5, is_returning=False
+    )
+    assert many is not None and many.obstacle is Obstacle.FULL
+
+
 def test_one_that_is_larger_than_the_queue_may_come_when_nothing_waits() -> None:
-    assert judge(None, EMPTY, 1e9, LIMITS, left_s=600.0, margin=1.5, spacing_s=0.5, is_returning=False) is None
+    assert (
+        judge(None, EMPTY, Depth(1, 1e9), LIMITS, left_s=600.0, margin=1.5, spacing_s=0.5, is_returning=False) is None
+    )
 
 
 def test_waits_above_the_limit_are_refused_with_the_time_until_they_are_not() -> None:

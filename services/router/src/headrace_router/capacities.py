@@ -72,6 +72,12 @@ class Capacities:
         elif figures.service == "worker" and (worker := self._workers.get(WorkerId(figures.id))) is not None:
             self._on_work(worker, figures.gauges, now)
 
+    def on_reconnect(self, now: float) -> None:
+        """Nobody could be heard for a while. Who is still there will be soon."""
+        for worker in self._workers.values():
+            worker.heard_at = now
+        self._plans = {model: plans._replace(heard_at=now) for model, plans in self._plans.items()}
+
     def num_ready(self, model: str, now: float) -> int:
         return len(self._ready(model, now))
 

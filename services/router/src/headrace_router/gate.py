@@ -17,7 +17,7 @@ from headrace_router.overflow import Overflow
 from headrace_router.own_requests import rank_of_call
 from headrace_router.preparation import Parsed, Prepared
 from headrace_router.promises import DIGEST_BYTES, Promises
-from headrace_router.queue_limits import Obstacle, QueueLimits, Refusal, judge
+from headrace_router.queue_limits import Depth, Obstacle, QueueLimits, Refusal, judge
 from headrace_router.queue_metrics import QueueMetrics
 from headrace_router.queue_watch import QueueWatch
 from headrace_shared.errors import Overloaded
@@ -145,7 +145,7 @@ class Gate:
         refusal = judge(
             estimate,
             queue.depth,
-            num_tokens + answer_tokens,
+            Depth(size.num_prompts, num_tokens + answer_tokens),
             self._settings.limits,
             left_s=self._left_s(call, options),
             margin=queue.calibration.margin,

@@ -43,7 +43,7 @@ class Refusal(NamedTuple):
 def judge(
     estimate: Estimate | None,
     depth: Depth,
-    num_tokens: float,
+    wanted: Depth,
     limits: QueueLimits,
     *,
     left_s: float,
@@ -51,13 +51,13 @@ def judge(
     spacing_s: float,
     is_returning: bool,
 ) -> Refusal | None:
-    """None: it may come in. `num_tokens` of this request; `left_s` until its deadline; `margin`: an expected time times
+    """None: it may come in. `wanted` by this call; `left_s` until its deadline; `margin`: an expected time times
     this is seldom exceeded; `spacing_s`: the fleet begins a request in so many seconds."""
     share = 1.0 if is_returning else FRESH_SHARE
-    num_over = depth.num_requests + 1 - max(1.0, share * limits.max_requests)
-    num_tokens_over = depth.num_tokens + num_tokens - share * limits.max_tokens
+    num_over = depth.num_requests + wanted.num_requests - max(1.0, share * limits.max_requests)
+    num_tokens_over = depth.num_tokens + wanted.num_tokens - share * limits.max_tokens
     if depth.num_requests and (num_over > 0 or num_tokens_over > 0):
-        per_request = (depth.num_tokens + num_tokens) / (depth.num_requests + 1)
+        per_request = (depth.num_tokens + wanted.num_tokens) / (depth.num_requests + wanted.num_requests)
         num_requests = max(num_over, num_tokens_over / max(1.0, per_request))
         return Refusal(Obstacle.FULL, estimate.first_token_s if estimate else 0.0, num_requests * spacing_s)
     if estimate is None or estimate.wait_s < QUEUED_S:

@@ -82,6 +82,7 @@ class QueueWatch:
         for service in ("worker", "autoscaler"):
             await self._bus.subscribe(telemetry_subject(service, "*"), self._on_telemetry)
         await self._bus.subscribe(ALL_LOADS, self._on_load)
+        self._bus.on_reconnect(lambda: self._capacities.on_reconnect(self._clock()))
 
     def queue(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
@@ -105,6 +106,8 @@ class QueueWatch:
         self, model: str, size: PromptSize, max_tokens: int, rank: int = 0, flow: str = "", weight: float = 1.0
     ) -> Estimate | None:
         """Of a call that comes now; None if nobody can tell."""
+        if not self._bus.is_connected:
+            return None
         now = self._clock()
         queue = self.queue(model)
         queue.touched_at = now
@@ -201,6 +204,9 @@ class QueueWatch:
 
     def _refresh(self, model: str, queue: ModelQueue, now: float) -> None:
         snapshot = queue.refresh(lambda mix: self._capacities.of(model, mix, now), now)
+        # Without a worker, and without the broker, nobody knows when it goes on; and nothing is computed in vain.
+        if not self._bus.is_connected or not self._capacities.num_ready(model, now):
+            return
         for own in queue.hopeless(snapshot, now):
             log.info("request given up in the queue", request_id=own.prompt.request.request_id)
             own.shed(
