@@ -17,6 +17,9 @@ from headrace_autoscaler.repair import Bounds
 from headrace_autoscaler.sharing import Share
 from headrace_autoscaler.standing import Standing, standings
 
+WAKE_PERIOD_S = 1.0
+"""Between two decisions while a model has no worker that could take a request."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -56,7 +59,7 @@ class Control:
     @property
     def start_s(self) -> float:
         """From a request to a ready worker, where there is none."""
-        return self._plans.period_s + (self.promotion_s if self.counts.parked else self.warm_up_s)
+        return min(self._plans.period_s, WAKE_PERIOD_S) + (self.promotion_s if self.counts.parked else self.warm_up_s)
 
     @property
     def promotion_s(self) -> float:

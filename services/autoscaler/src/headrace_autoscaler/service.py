@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from headrace_autoscaler.control import Control, Plans
+from headrace_autoscaler.control import WAKE_PERIOD_S, Control, Plans
 from headrace_autoscaler.driver import Driver, DriverError, Instance
 from headrace_autoscaler.fleet import Fleet
 from headrace_autoscaler.gathering import Gathering
@@ -27,8 +27,6 @@ from headrace_shared.messages import Hello, Telemetry
 from headrace_shared.service import Service
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
-WAKE_PERIOD_S = 1.0
-"""Between two decisions while a model has no worker that could take a request."""
 INSTANCES_TIMEOUT_S = 20.0
 
 log = structlog.get_logger(__name__)
