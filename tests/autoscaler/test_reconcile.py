@@ -220,6 +220,16 @@ def test_workers_that_die_at_once_are_started_more_and_more_slowly_and_then_hard
     assert fleet.num_ready == 2 and not fleet.reconciler.failures.num
 
 
+def test_workers_that_are_killed_soon_after_they_are_ready_are_replaced_for_ever() -> None:
+    fleet = engine(1)
+    num_starts = 0
+    for _ in range(200):
+        num_starts += kinds(fleet.step()).count("start")
+        for worker in fleet.alive(WorkerState.READY):
+            worker.exit_code = -9
+    assert num_starts > 15 and not fleet.reconciler.failures.is_quarantined(fleet.now)
+
+
 def test_a_setting_that_no_worker_can_serve_ends_all_trying_at_once() -> None:
     fleet = engine(1)
     fleet.step()

@@ -24,9 +24,11 @@ class Failures(NamedTuple):
     is_full: bool = False
     """There was no room for the last one."""
 
-    def failed(self, what: str, now: float, *, is_hopeless: bool = False) -> "Failures":
-        """`is_hopeless`: trying again cannot help, such as after a wrong setting."""
-        count = max(self.num + 1, MAX_FAILURES if is_hopeless else 0)
+    def failed(self, what: str, now: float, *, is_hopeless: bool = False, was_ready: bool = False) -> "Failures":
+        """`is_hopeless`: trying again cannot help, such as after a wrong setting. `was_ready`: workers can start, and
+        something kills them: others are needed all the more, if not in a rush."""
+        count = max(self.num, min(self.num + 1, MAX_FAILURES - 1)) if was_ready else self.num + 1
+        count = max(count, MAX_FAILURES if is_hopeless else 0)
         delay_s = min(MAX_DELAY_S, MIN_DELAY_S * 2.0 ** (count - 1))
         return Failures(count, what, now, now + (QUARANTINE_S if count >= MAX_FAILURES else delay_s))
 

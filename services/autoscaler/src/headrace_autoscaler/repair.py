@@ -67,7 +67,7 @@ def _account(ledger: Ledger, failures: Failures, standing: Standing, now: float)
         return failures
     said = standing.heard.failure if standing.heard is not None else ""
     what = f"{standing.worker} ended with exit code {code}" + (f": {said}" if said else "")
-    return failures.failed(what, now, is_hopeless=code == EXIT_CONFIG)
+    return failures.failed(what, now, is_hopeless=code == EXIT_CONFIG, was_ready=ready_for_s is not None)
 
 
 def _problem(ledger: Ledger, standing: Standing, now: float, heard_for_s: float) -> str | None:
