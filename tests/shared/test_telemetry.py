@@ -170,3 +170,14 @@ def test_a_bad_tracestate_is_dropped(state: str) -> None:
 def test_no_parent_breaks_the_parser(text: str) -> None:
     context = parse_trace({"traceparent": text})
     assert context is None or len(context.trace_id) == 32
+
+
+def test_a_line_about_a_request_names_its_trace(logs: io.StringIO) -> None:
+    configure_logging("scheduler", "scheduler-1", "info", "json", logs, {"ab": "cd"}.get)
+    log = structlog.get_logger("test")
+    log.info("known", request_id="ab")
+    log.info("unknown", request_id="ef")
+    log.info("told", request_id="ab", trace_id="gh")
+    log.info("about none")
+    lines = [json.loads(line) for line in logs.getvalue().splitlines()]
+    assert [line.get("trace_id") for line in lines] == ["cd", None, "gh", None]
