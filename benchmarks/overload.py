@@ -104,6 +104,7 @@ class Load:
             "num_refused": len(refused),
             "in_time_share": len(in_time) / max(1, len(admitted)),
             "refusal_p50_ms": 1000 * percentile([answer.refused_in_s for answer in refused], 50),
+            "refusal_p95_ms": 1000 * percentile([answer.refused_in_s for answer in refused], 95),
             "refusal_p99_ms": 1000 * percentile([answer.refused_in_s for answer in refused], 99),
             "retry_after_p50_s": percentile([answer.retry_after_s for answer in refused], 50),
             "retry_after_max_s": max((answer.retry_after_s for answer in refused), default=0.0),
@@ -157,6 +158,7 @@ async def run(options: argparse.Namespace) -> None:
         **result,
         "in_flight_max": max(depths, default=0.0),
         "live_p99_ms": percentile(probes, 99),
+        "live_max_ms": max(probes, default=0.0),
     }
     rounded = {key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()}
     sys.stdout.write(json.dumps(rounded) + "\n")

@@ -207,6 +207,22 @@ async def test_overflow_needs_consent_and_says_who_answered(headers: dict[str, s
             assert await metric(router, counted) == 1
 
 
+async def test_who_cannot_wait_for_a_cold_start_is_refused_and_wakes_the_model_all_the_same() -> None:
+    settings = RouterSettings(port=0, drain_delay_s=0.0, max_wait_s=5.0)
+    async with running_router(says("ok"), settings=settings) as router:
+        await store_card(router.worker.bus, make_card(model="big", context=200))
+        heard: list[bool] = []
+        wanted = telemetry.of_model(telemetry.WANTED_OF, "big").encode()
+        await router.worker.bus.subscribe("telemetry.router.*", lambda message: heard.append(wanted in message.data))
+        async with telling(router.worker.bus, autoscaler_figures("big", max_workers=1, start_s=60.0)):
+            await _measure_big(router)
+            await until(lambda: bool(heard))
+            assert not any(heard)
+            reply = await ask(router, model="big")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "wait_too_long")
+            await until(lambda: any(heard))
+
+
 async def _measure_big(router: Router) -> None:
     """The model had a worker some time ago: it is known how fast it was."""
     bus = router.worker.bus

@@ -175,6 +175,8 @@ class Gate:
     def _refused(self, refusal: Refusal, parsed: Parsed, call: Call, digest: bytes) -> Overloaded:
         name = parsed.model
         now = self._clock()
+        if not self._capacities.num_ready(name, now):
+            self._models.miss(name)  # nothing is queued, and yet somebody should start a worker
         digest = digest or _digest(parsed, call)
         if self._promises.is_due(digest, now) and self._promises.keep(digest, now):
             self._metrics.promise(name, "broken")

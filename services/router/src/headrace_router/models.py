@@ -26,6 +26,8 @@ MAX_MODELS = 1000
 MAX_HELD = 1000
 """Calls that wait for a model that nobody has shown us yet."""
 MAX_HOLD_S = 120.0
+WANTED_S = 30.0
+"""A call that was refused for want of workers is demand for so long."""
 
 
 class ServedModel(NamedTuple):
@@ -43,6 +45,7 @@ class Models:
         self._has_new = asyncio.Event()
         self._is_known = asyncio.Condition()
         self._wanted: dict[str, int] = {}
+        self._missed_at: dict[str, float] = {}
 
     def get(self, name: str) -> ServedModel:
         """Raises ModelNotFound, or Overloaded while no model is known yet."""
@@ -92,9 +95,16 @@ class Models:
         """There is a model whose workers would be started."""
         return bool(self._capacities.wakeable(self._now()))
 
+    def miss(self, name: str) -> None:
+        """A call was refused that a worker would have served, had there been one. `name` of a model that is known."""
+        self._missed_at[name] = self._now()
+
     def wanted(self) -> dict[str, float]:
-        """Figures for Telemetry."""
-        return {of_model(WANTED_OF, name): float(number) for name, number in self._wanted.items()}
+        """Figures for Telemetry: what does not stand in the queue and yet is demand."""
+        oldest = self._now() - WANTED_S
+        self._missed_at = {name: at for name, at in self._missed_at.items() if at > oldest}
+        numbers = {**dict.fromkeys(self._missed_at, 1), **self._wanted}
+        return {of_model(WANTED_OF, name): float(number) for name, number in numbers.items()}
 
     async def follow(self, bus: Bus, build: Callable[[ModelCard], TextEncoder] = TextEncoder) -> None:
         """Keeps up with cards and workers until cancelled."""
