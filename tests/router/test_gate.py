@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from headrace_router.capacities import Capacities
+from headrace_router.models import Models
 from headrace_router.promises import LATE_S
 from headrace_router.settings import RouterSettings
 from headrace_shared import telemetry
 from headrace_shared.codec import encode
+from headrace_shared.errors import ModelNotFound, Overloaded
 from headrace_shared.messages import CancelReason, Hello, Outcome, Telemetry, WorkerId, WorkerState
 from headrace_shared.model_cards import store_card
 from headrace_shared.subjects import hello_subject, telemetry_subject
@@ -221,6 +224,21 @@ async def test_who_cannot_wait_for_a_cold_start_is_refused_and_wakes_the_model_a
             reply = await ask(router, model="big")
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "wait_too_long")
             await until(lambda: any(heard))
+
+
+async def test_a_fresh_router_at_zero_tells_configured_models_from_unknown_ones() -> None:
+    capacities = Capacities()
+    models = Models(lambda: 10.0, capacities)
+    with pytest.raises(Overloaded) as nothing_yet:
+        await models.find("big", 1.0)
+    assert nothing_yet.value.code == "no_model"
+    capacities.on_figures(next(autoscaler_figures("big", max_workers=1)), 10.0)
+    with pytest.raises(ModelNotFound):
+        await models.find("other", 1.0)
+    with pytest.raises(Overloaded) as starting:
+        await models.find("big", 0.05)
+    assert starting.value.code == "model_starting" and 1 <= starting.value.retry_after_s <= 120
+    assert models.startable() == ["big"] and models.wanted() == {}
 
 
 async def _measure_big(router: Router) -> None:

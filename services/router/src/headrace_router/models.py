@@ -51,7 +51,7 @@ class Models:
         """Raises ModelNotFound, or Overloaded while no model is known yet."""
         model = self._models.get(name)
         if model is None:
-            if not self._models:
+            if not self._models and not self.can_wake:
                 raise Overloaded("No model is ready yet.", retry_after_s=retry_after(2.0), code="no_model")
             raise ModelNotFound(name[:256])
         return model
