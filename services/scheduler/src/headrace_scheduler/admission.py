@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
+from headrace_scheduler.displacement import find_room
 from headrace_scheduler.ledger import PrefixMatch, WorkerLedger
 from headrace_scheduler.placement import Candidate, place
 from headrace_scheduler.registry import Registry, is_prompt_computed
 from headrace_scheduler.sequence import Sequence, SequenceState
 from headrace_scheduler.suspects import Suspects
-from headrace_scheduler.waiting import LOOKAHEAD, MAX_BYPASSED
+from headrace_scheduler.waiting import LOOKAHEAD, MAX_BYPASSED, goes_before
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import Admission, Outcome, SequenceId, WorkerId
 
@@ -22,6 +23,7 @@ class Admitter:
         "next_sequence_id",
         "num_admissions",
         "num_cached_tokens",
+        "num_displaced",
         "num_known_tokens",
         "num_moved",
     )
@@ -36,6 +38,7 @@ class Admitter:
         self.num_known_tokens = 0
         self.num_cached_tokens = 0
         self.num_moved = 0
+        self.num_displaced = 0
 
     def admit(self) -> None:
         """Admits what fits now. Ends what no worker could ever hold."""
@@ -72,22 +75,22 @@ class Admitter:
         self.next_sequence_id = max(self.next_sequence_id, max(sequence_ids, default=0) + 1)
 
     def _pass(self) -> None:
-        waiting = self._registry.waiting
+        walk = self._registry.waiting.walk()
         blocked: Sequence | None = None
-        position = num_passed = 0
-        while position < len(waiting) and num_passed <= LOOKAHEAD:
-            sequence = waiting[position]
+        num_passed = 0
+        while num_passed <= LOOKAHEAD and (sequence := walk.next()) is not None:
             if self._settle(sequence):
                 continue
             placed = self._find_place(sequence)
+            if (placed is None or not self._workers[placed[0]].has_place) and self._displace(sequence):
+                placed = self._find_place(sequence)
             if placed is None:
+                walk.skip(sequence)
                 if sequence.request.is_suspect:
-                    position += 1  # it waits for its trial, and nobody for it
-                    continue
+                    continue  # it waits for its trial, and nobody for it
                 if blocked is None:
                     blocked = sequence
                     self._reserve_for(sequence)
-                position += 1
                 num_passed += 1
                 continue
             self._start(sequence, *placed)
@@ -131,7 +134,7 @@ class Admitter:
                 continue
             if own is None and ledger.trial is not None:
                 continue
-            if reserved is not None and reserved[1] == worker_id and reserved[0].order < sequence.order and own is None:
+            if own is None and _is_kept_from(sequence, worker_id, reserved):
                 continue
             if not ledger.could_ever_hold(sequence.request):
                 continue
@@ -161,6 +164,10 @@ class Admitter:
         sequence_id = SequenceId(self.next_sequence_id)
         self.next_sequence_id += 1
         attempt = sequence.next_attempt
+        share = request.share
+        rank = -2 * sequence.base_level - share.is_below
+        if sequence.last_attempt is None:
+            share.charge_input(sequence.num_tokens - match.num_cached)
         stay = ledger.start(sequence_id, sequence, match)
         self._registry.run(sequence, stay, attempt)
         copies = () if match.copy_from is None else ((match.copy_from, stay.block_ids[len(match.block_ids)]),)
@@ -178,6 +185,7 @@ class Admitter:
                 stream_sequence=request.stream_sequence,
                 num_losses=request.num_losses,
                 suspicion=request.suspicion,
+                rank=rank,
             )
         )
         self.num_admissions += 1
@@ -185,6 +193,29 @@ class Admitter:
         self.num_cached_tokens += match.num_cached
         if request.request.num_choices > 1:
             self._registry.unpark(request)
+
+    def _displace(self, sequence: Sequence) -> bool:
+        """Takes others off a worker for a sequence that goes before them. Whether some were."""
+        waiting = self._registry.waiting
+        shares = self._registry.shares
+        if sequence.request.is_suspect or not (
+            shares.has_running_below(sequence.base_level) or sequence.request.share.is_below
+        ):
+            return False
+        if waiting.reserved is not None and goes_before(waiting.reserved[0], sequence):
+            return False
+        room = find_room(sequence, self._workers)
+        if room is None:
+            return False
+        # Blocks come back only when the worker confirms: nobody else is to have them then.
+        waiting.reserved = (sequence, room.worker_id)
+        for stay in room.stays:
+            assert stay.sequence is not None, stay.sequence_id
+            stay.sequence.num_displaced += 1
+            self.num_displaced += 1
+            stay.ledger.stop(stay, tell=True)
+            self._registry.leave(stay.sequence)
+        return bool(room.stays)
 
     def _reserve_for(self, sequence: Sequence) -> None:
         """Keeps the emptiest worker that could hold it for a sequence that was passed too often."""
@@ -199,3 +230,17 @@ class Admitter:
             if ledger.accepting and ledger.could_ever_hold(sequence.request)
         ]
         waiting.reserved = (sequence, max(able)[1]) if able else None
+
+
+def _is_kept_from(sequence: Sequence, worker_id: WorkerId, reserved: tuple[Sequence, WorkerId] | None) -> bool:
+    """The worker is reserved for somebody whom this one does not go before."""
+    if reserved is None or reserved[1] != worker_id or reserved[0] is sequence:
+        return False
+    return not goes_before(sequence, reserved[0])
+
+
+def _is_kept_from(sequence: Sequence, worker_id: WorkerId, reserved: tuple[Sequence, WorkerId] | None) -> bool:
+    """The worker is reserved for somebody whom this one does not go before."""
+    if reserved is None or reserved[1] != worker_id or reserved[0] is sequence:
+        return False
+    return not goes_before(sequence, reserved[0])

@@ -71,6 +71,10 @@ class BlockPool:
         """How many of them are free: sharing these takes as many away from allocation."""
         return sum(block_id in self._cached for block_id in block_ids)
 
+    def count_sole(self, block_ids: Iterable[BlockId]) -> int:
+        """How many of them have one holder: as many come back if that one gives them up."""
+        return sum(self._num_refs[block_id] == 1 for block_id in block_ids)
+
     def allocate(self, num_blocks: int) -> list[BlockId]:
         """Takes free blocks, evicting cached ones if need be. The caller has checked `num_free`."""
         assert 0 <= num_blocks <= self.num_free, (num_blocks, self.num_free)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headrace_scheduler.blocks import BlockPool
 from headrace_scheduler.decisions import Credit, WorkerFacts, WorkerGauges
 from headrace_scheduler.prefix_index import BlockHash, block_hash, last_hash
-from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
+from headrace_scheduler.sequence import Order, OwnedRequest, Rank, Sequence, SequenceState
 from headrace_shared.messages import BlockId, Extension, SequenceId
 
 ADMIT_AHEAD = 8
@@ -214,7 +214,7 @@ class WorkerLedger:
         when it is within a block of stalling; blocks on their way back count as had. So the oldest always gets on, and
         the youngest stalls at worst, keeping what it has computed.
         """
-        waiting = sorted((stay for stay in self.short if stay.sequence_id in self.running), key=_order)
+        waiting = sorted((stay for stay in self.short if stay.sequence_id in self.running), key=_rank)
         victims: list[Stay] = []
         self.short = []
         for i, stay in enumerate(waiting):
@@ -357,16 +357,23 @@ class WorkerLedger:
         stay.index_at = (stay.num_indexed + 1) * size
 
     def _make_room(self, needy: Stay, num_blocks: int) -> list[Stay]:
-        """Stops the youngest sequences, younger than the needy one, until enough blocks are on their way back."""
+        """Stops sequences that come behind the needy one, until enough blocks are on their way back."""
         victims: list[Stay] = []
-        candidates = sorted(self.running.values(), key=_order)
-        while self.pool.num_awaiting < num_blocks and candidates[-1] is not needy:
-            victim = candidates.pop()
+        rank = _rank(needy)
+        candidates = [(_sacrifice(stay), stay) for stay in self.running.values() if _rank(stay) > rank]
+        candidates.sort(key=lambda pair: pair[0])
+        while self.pool.num_awaiting < num_blocks and candidates:
+            _, victim = candidates.pop()
             self.stop(victim, tell=True)
             victims.append(victim)
         return victims
 
 
-def _order(stay: Stay) -> tuple[int, int, int]:
+def _rank(stay: Stay) -> Rank:
     assert stay.sequence is not None, stay.sequence_id
-    return stay.sequence.order
+    return stay.sequence.rank
+
+
+def _sacrifice(stay: Stay) -> tuple[int, bool, Order]:
+    assert stay.sequence is not None, stay.sequence_id
+    return stay.sequence.sacrifice

@@ -17,6 +17,7 @@ from headrace_scheduler import (
     admission,
     blocks,
     decisions,
+    fairness,
     ledger,
     registry,
     scheduler,
@@ -193,5 +194,7 @@ def _classes_of(*modules: ModuleType) -> list[type]:
 
 
 STATE = ObjectGraph(
-    _classes_of(admission, blocks, decisions, ledger, registry, scheduler, sequence, suspects, waiting, messages)
+    _classes_of(
+        admission, blocks, decisions, fairness, ledger, registry, scheduler, sequence, suspects, waiting, messages
+    )
 )

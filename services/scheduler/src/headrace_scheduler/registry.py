@@ -7,6 +7,7 @@ and each request ends exactly once (I2).
 from collections import OrderedDict
 
 from headrace_scheduler.decisions import EndedRequest
+from headrace_scheduler.fairness import Shares
 from headrace_scheduler.ledger import Stay
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
 from headrace_scheduler.waiting import WaitingList
@@ -17,11 +18,22 @@ MAX_REMEMBERED = 16_384
 
 
 class Registry:
-    __slots__ = ("_arrivals", "_remembered", "ended", "may_admit", "now", "num_unplaced", "requests", "waiting")
+    __slots__ = (
+        "_arrivals",
+        "_remembered",
+        "ended",
+        "may_admit",
+        "now",
+        "num_unplaced",
+        "requests",
+        "shares",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.requests: dict[RequestId, OwnedRequest] = {}
         self.waiting = WaitingList()
+        self.shares = Shares()
         self.ended: list[EndedRequest] = []
         """Not yet handed out."""
         self.may_admit = False
@@ -40,17 +52,21 @@ class Registry:
     def own(self, request: Request, ack_subject: str, stream_sequence: int, base_attempt: int) -> OwnedRequest:
         """A new request, with all choices UNKNOWN."""
         self._arrivals += 1
-        owned = OwnedRequest(request, ack_subject, stream_sequence, self._arrivals, base_attempt)
+        share = self.shares.open(request)
+        owned = OwnedRequest(request, ack_subject, stream_sequence, self._arrivals, base_attempt, share)
         self.requests[request.request_id] = owned
         self.num_unplaced += owned.num_open
         return owned
 
     def wait(self, sequence: Sequence) -> None:
         """To the waiting list: an unknown or parked sequence, or a running one whose stay is over."""
+        share = sequence.request.share
         if sequence.state is SequenceState.RUNNING:
             self.num_unplaced += 1
+            self.shares.run_no_more(share, sequence.level)
         sequence.to(SequenceState.WAITING)
-        sequence.waiting_since = self.now
+        self.shares.wait(share)
+        sequence.waiting_since = sequence.at_level_since = self.now
         self.waiting.add(sequence)
         self.may_admit = True
 
@@ -59,14 +75,17 @@ class Registry:
         sequence.to(SequenceState.PARKED)
         if was_waiting:
             self.waiting.remove(sequence)
+            self.shares.wait_no_more(sequence.request.share)
 
     def run(self, sequence: Sequence, stay: Stay, attempt: int) -> None:
         """The sequence, not running so far, is on a worker now."""
         was_waiting = sequence.state is SequenceState.WAITING
         sequence.to(SequenceState.RUNNING)
         self.num_unplaced -= 1
+        self.shares.run(sequence.request.share, sequence.level)
         if was_waiting:
             self.waiting.remove(sequence)
+            self.shares.wait_no_more(sequence.request.share)
         self.detach(sequence)
         sequence.stay = stay
         sequence.begin_attempt(attempt)
@@ -100,17 +119,20 @@ class Registry:
             stay = sequence.stay
             assert stay is not None, sequence.order
             stay.ledger.stop(stay, tell=tell)
+            self.shares.run_no_more(sequence.request.share, sequence.level)
             self.may_admit = True
         else:
             self.num_unplaced -= 1
         if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
+            self.shares.wait_no_more(sequence.request.share)
             self.may_admit = True
         sequence.to(SequenceState.ENDED)
         sequence.outcome = outcome
         self.detach(sequence)
         request = sequence.request
         request.num_open -= 1
+        self.shares.close(request.share)
         if request.num_open == 0:
             self._close(request)
         else:
@@ -156,6 +178,7 @@ class Registry:
     def check_integrity(self) -> None:
         """Raises AssertionError where states, lists and counts disagree."""
         self.waiting.check_integrity()
+        self.shares.check_integrity()
         waiting = {id(sequence) for sequence in self.waiting}
         num_unplaced = 0
         for request in self.requests.values():

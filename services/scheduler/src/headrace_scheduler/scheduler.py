@@ -243,6 +243,7 @@ class Scheduler:
             sequence = stay.sequence
             if item.tokens:
                 sequence.output.extend(item.tokens)
+                sequence.request.share.charge_output(len(item.tokens))
             before = stay.num_computed
             ledger.advance(stay, item.num_computed)
             request = sequence.request
@@ -268,7 +269,8 @@ class Scheduler:
             if ledger.short:
                 for stay in ledger.extend():
                     self._preempt(stay)
-        if registry.may_admit:
+        if registry.waiting.promote(now) or registry.may_admit:
+            registry.may_admit = True
             for stay in self._suspects.assign():
                 self._make_way(stay)
             for ledger in self._workers.values():
@@ -327,7 +329,7 @@ class Scheduler:
             num_requests=len(self._registry.requests),
             num_waiting=self._registry.num_unplaced,
             num_running=sum(len(ledger.running) for ledger in self._workers.values()),
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._num_preemptions + self._admitter.num_displaced,
             num_losses=self._num_losses,
             num_trials=sum(ledger.trial is not None for ledger in self._workers.values()),
             num_moved=self._admitter.num_moved,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from headrace_scheduler.fairness import TenantShare, level_of
 from headrace_scheduler.prefix_index import TOKEN_BYTES, BlockHash, extend_chain, last_hash, root_hash
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import Outcome, Request, WorkerId
@@ -44,17 +45,21 @@ SUSPECT_AT = 4
 
 Order = tuple[int, int, int]
 """Stream sequence, arrival here, choice: the order of first arrival, the same for every scheduler."""
+Rank = tuple[int, Order]
 
 
 class Sequence:
     """One choice of a request. `state` changes only through `to`."""
 
     __slots__ = (
+        "at_level_since",
         "choice",
         "goal",
         "last_attempt",
+        "level",
         "next_attempt",
         "num_bypassed",
+        "num_displaced",
         "num_preemptions",
         "order",
         "outcome",
@@ -80,6 +85,12 @@ class Sequence:
         self.outcome: Outcome | None = None
         self.goal = 0
         """Length of the output that acquits it (`suspects.py`)."""
+        self.level = level_of(request.request)
+        """Its class. Rises with long waits."""
+        self.at_level_since = 0.0
+        """Monotonic seconds; while it waits."""
+        self.num_displaced = 0
+        """Times that it was taken off its worker for somebody who goes before it."""
         self.num_preemptions = 0
         self.num_bypassed = 0
         """Younger sequences that were admitted while this one, the oldest that did not fit, was waiting."""
@@ -93,6 +104,22 @@ class Sequence:
                 f"{self.state} -> {state} of choice {self.choice} of {self.request.request.request_id}"
             )
         self.state = state
+
+    @property
+    def base_level(self) -> int:
+        """Its class without what it has gained by waiting."""
+        return level_of(self.request.request)
+
+    @property
+    def rank(self) -> Rank:
+        """Of two that run on one worker the lower one is served first, and only the higher one ever gives way."""
+        return -self.level, self.order
+
+    @property
+    def sacrifice(self) -> tuple[int, bool, Order]:
+        """Of those that may give way the highest does: of the lowest class, of a tenant with more than its share, and
+        of these the youngest, which has the least to lose."""
+        return -self.level, self.request.share.is_above, self.order
 
     @property
     def num_tokens(self) -> int:
@@ -146,16 +173,25 @@ class OwnedRequest:
         "prompt_length",
         "request",
         "sequences",
+        "share",
         "stream_sequence",
         "suspected_in",
         "suspicion",
     )
 
     def __init__(
-        self, request: Request, ack_subject: str, stream_sequence: int, arrival: int, base_attempt: int
+        self,
+        request: Request,
+        ack_subject: str,
+        stream_sequence: int,
+        arrival: int,
+        base_attempt: int,
+        share: TenantShare,
     ) -> None:
         """`arrival`: a number that rises with each request. All choices start in state UNKNOWN."""
         self.request = request
+        self.share = share
+        """Its tenant's."""
         self.ack_subject = ack_subject
         self.stream_sequence = stream_sequence
         self.arrival = arrival

@@ -121,7 +121,7 @@ class _Teller:
             yield Told("first_token", f"{name}first token")
         if then.state is SequenceState.RUNNING and now.state is SequenceState.WAITING:
             why = {
-                "schedule": "preempted: its blocks were needed, or its worker drains",
+                "schedule": "preempted: its place or blocks were needed, or its worker drains",
                 "worker_lost": f"lost its worker ({', '.join(map(str, moment.arguments[2:]))})",
                 "apply_progress": "dropped by its worker",
             }.get(moment.name, moment.name.replace("_", " "))

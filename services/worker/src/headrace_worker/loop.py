@@ -2,7 +2,11 @@
 
 One rule composes an iteration: every sequence that holds a block for its next token decodes one token, and prompt
 chunks in admission order fill the rest of the token budget. There are no phases; a sequence with one token to compute
-decodes.
+decodes. A prompt goes before those of a higher rank, which the scheduler gives it, and one that takes more than one
+iteration leaves half of each to shorter ones behind it: so no long prompt keeps a short one waiting, nor the reverse.
+
+An iteration that decodes is held up by the prompts in it. Long prompts therefore come in smaller chunks beside decodes
+(`pacing.py`).
 
 With an engine that looks ahead, iteration i + 1 is submitted before iteration i is collected, so that the device never
 waits for Python. Then a sequence may turn out to be over while its next token is in flight: that token is discarded,
