@@ -37,6 +37,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """Of a GPU's memory, for weights, cache and all else of this process."""
     quantization: str = "none"
     """Of the weights: none, int8, int4, on a CPU also auto (what a quantized file has), on a GPU also fp8."""
+    decode_slowdown: float = 1.5
+    """Most that a long prompt lengthens an iteration in which others decode; 0: no bound."""
     speculative_tokens: int = 0
     """Most tokens that are guessed ahead for a sequence in an iteration; 0: none."""
     place: RankPlace = RankPlace()

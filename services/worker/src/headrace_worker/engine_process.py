@@ -69,12 +69,12 @@ def run(load: Loader, argv: list[str]) -> int:
         threading.Thread(target=_fill, args=(frames, inbox), name="frames", daemon=True).start()
         try:
             if config.place.world_size == 1:
-                _serve(load(config, outlet.report), inbox, outlet)
+                _serve(load(config, outlet.report), inbox, outlet, config.decode_slowdown)
             with Rank(config.place, outlet.send) as rank:
                 rank.join()
                 engine = load(config, outlet.report)
                 if config.place.is_leader:
-                    _serve(rank.lead(engine), inbox, outlet)
+                    _serve(rank.lead(engine), inbox, outlet, config.decode_slowdown)
                 rank.follow(engine)
         except ConfigError as error:
             outlet.send(Refused(key=error.key, problem=error.problem))
@@ -97,8 +97,8 @@ class Outlet:
         self.send(Loading(stage=stage, current=current, total=total))
 
 
-def _serve(engine: Engine, inbox: "queue.Queue[ToEngine]", outlet: Outlet) -> NoReturn:
-    loop = IterationLoop(engine)
+def _serve(engine: Engine, inbox: "queue.Queue[ToEngine]", outlet: Outlet, decode_slowdown: float) -> NoReturn:
+    loop = IterationLoop(engine, decode_slowdown=decode_slowdown)
     outlet.report("warming up", 0, 1)
     _warm_up(loop, engine.facts)
     announce(outlet, engine.facts)

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from headrace_shared.messages import Admission, Extension, SequenceId
 from headrace_worker.iteration import Engine, SampledToken, SequenceResult, SequenceSlice
+from headrace_worker.pacing import Pacer
 from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
 
 
@@ -45,13 +46,18 @@ class StepResult(NamedTuple):
 class _Iteration(NamedTuple):
     parts: list[tuple[LoopSequence, SequenceSlice]]
     num_prefill_tokens: int
+    num_decoding: int
 
 
 class IterationLoop:
     """Not thread-safe. Exceptions of the engine pass through: it is beyond repair then, and so is this loop."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float] = time.perf_counter, decode_slowdown: float = 0.0
+    ) -> None:
+        """`decode_slowdown` bounds what a long prompt costs those who decode (`pacing.py`); 0: nothing does."""
         self._engine = engine
+        self._pacer = Pacer(decode_slowdown, engine.facts.tokens_per_iteration)
         self._facts = engine.facts
         self._is_pipeline = self._facts.num_stages > 1
         self._depth = self._facts.num_stages if self._is_pipeline else 2 if engine.looks_ahead else 1
@@ -142,12 +148,14 @@ class IterationLoop:
         if self._busy_since is None:
             self._busy_since = self._clock()
         self._engine.submit([part for _, part in parts])
-        num_prefill_tokens = 0
+        num_prefill_tokens = num_decoding = 0
         for sequence, part in parts:
             sequence.submitted(part)
             if part.start < sequence.num_admitted:
                 num_prefill_tokens += part.num_tokens
-        self._in_flight.append(_Iteration(parts, num_prefill_tokens))
+            else:
+                num_decoding += 1
+        self._in_flight.append(_Iteration(parts, num_prefill_tokens, num_decoding))
         return True
 
     def _compose(self) -> list[tuple[LoopSequence, SequenceSlice]]:
@@ -159,20 +167,37 @@ class IterationLoop:
         for sequence in self._sequences.values():
             if sequence.is_over or (self._is_pipeline and sequence.num_sampling) or self._is_held_up(sequence):
                 continue
-            if len(sequence.tokens) + sequence.num_sampling - sequence.num_submitted > 1:
+            if sequence.num_left > 1:
                 prompts.append(sequence)
             elif budget and places and (part := sequence.next_slice(block_size, 1)) is not None:
                 parts.append((sequence, part))
                 budget -= 1
                 places -= 1
-        for sequence in prompts:
+        budget = self._add_prompts(parts, prompts, budget, places)
+        return self._with_drafts(parts, budget) if self._max_drafts and budget else parts
+
+    def _add_prompts(
+        self, parts: list[tuple[LoopSequence, SequenceSlice]], prompts: list[LoopSequence], budget: int, places: int
+    ) -> int:
+        """Returns what is left of the budget."""
+        prompts.sort(key=_rank)  # stable: of equal ranks in the order of admission
+        num_long = sum(self._pacer.is_long(sequence.num_uncached) for sequence in prompts)
+        long_budget = self._pacer.allowance(num_long) if parts else budget
+        for position, sequence in enumerate(prompts):
             if not budget or not places:
                 break
-            if (part := sequence.next_slice(block_size, budget)) is not None:
+            most = budget
+            if sequence.num_left > budget:
+                most -= _whole_tokens(prompts[position + 1 :], budget // 2)
+            is_long = self._pacer.is_long(sequence.num_uncached)
+            if is_long:
+                most = min(most, long_budget)
+            if most and (part := sequence.next_slice(self._facts.block_size, most)) is not None:
                 parts.append((sequence, part))
                 budget -= part.num_tokens
+                long_budget -= part.num_tokens if is_long else 0
                 places -= 1
-        return self._with_drafts(parts, budget) if self._max_drafts and budget else parts
+        return budget
 
     def _is_held_up(self, sequence: LoopSequence) -> bool:
         return sequence.has_grammar and (
@@ -231,6 +256,7 @@ class IterationLoop:
         now = self._clock()
         elapsed_s = now - (self._busy_since if self._busy_since is not None else now)
         self._busy_since = now
+        self._pacer.observe(iteration.num_decoding, iteration.num_prefill_tokens, elapsed_s)
         return self._result(results, iteration.num_prefill_tokens, elapsed_s)
 
     def _advance(
@@ -274,3 +300,16 @@ class IterationLoop:
         self._failed = []
         self._released = []
         return result
+
+
+def _rank(sequence: LoopSequence) -> int:
+    return sequence.admission.rank
+
+
+def _whole_tokens(prompts: list[LoopSequence], budget: int) -> int:
+    """Of those prompts that fit as a whole."""
+    num_tokens = 0
+    for sequence in prompts:
+        if num_tokens + sequence.num_left <= budget:
+            num_tokens += sequence.num_left
+    return num_tokens

@@ -71,6 +71,16 @@ class LoopSequence:
     def is_over(self) -> bool:
         return self.finish is not None or self.error is not None or self.stopped
 
+    @property
+    def num_left(self) -> int:
+        """Known tokens, or such as are being sampled, that no iteration has got yet."""
+        return len(self.tokens) + self.num_sampling - self.num_submitted
+
+    @property
+    def num_uncached(self) -> int:
+        """Tokens that were to be computed when it came."""
+        return self.num_admitted - self.admission.num_cached
+
     def next_slice(self, block_size: int, budget: int) -> SequenceSlice | None:
         """The next positions to compute, at most `budget`; None if there is nothing to compute or no block for it."""
         if self.num_output + self.num_sampling >= self.max_output:

@@ -29,6 +29,9 @@ class WorkerSettings(TimingSettings, frozen=True, kw_only=True):
     """Most sequences in one iteration; 0: 64 on a CPU, 256 on a GPU."""
     tokens_per_iteration: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     """Most tokens that one iteration computes; 0: 256 on a CPU, 2048 on a GPU."""
+    decode_slowdown: Annotated[float, Meta(ge=0, le=1000)] = 1.5
+    """Factor by which one long prompt (more than 1024 tokens, and than an iteration) may lengthen iterations in which
+    others decode; 0: no bound. Several long prompts at a time may do more."""
     native: Literal["auto", "off"] = "auto"
     """Kernels compiled for this CPU at the first start; auto: torch's own where there is no C++ compiler."""
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -85,6 +88,7 @@ class WorkerSettings(TimingSettings, frozen=True, kw_only=True):
             kv_cache_bytes=self.kv_cache_bytes,
             max_sequences=self.max_sequences,
             tokens_per_iteration=self.tokens_per_iteration,
+            decode_slowdown=self.decode_slowdown,
             native=self.native,
             num_threads=self.num_threads,
             deterministic=self.deterministic,

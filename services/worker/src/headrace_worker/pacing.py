@@ -1,0 +1,53 @@
+"""How much of a long prompt joins an iteration in which others decode. Pure.
+
+Each of those who decode waits for the whole iteration, so a prompt of thousands of tokens would stall them for as many
+iterations as it takes. A long prompt's chunk is therefore cut to what lengthens an iteration by at most `slowdown`, as
+measured lately. Where several long prompts wait, prompts are what the worker is busy with: then the bound grows
+fourfold with each, until nothing of the throughput is given away.
+"""
+
+FIRST_CHUNK = 16
+"""While it is not known what a token of a prompt costs; and the least chunk, so that a prompt always gets on."""
+LONG_TOKENS = 1024
+"""Shorter prompts are computed at full speed; nor is one long that fits into an iteration."""
+GROWTH = 4
+_NEW = 0.125
+"""Weight of a new measurement."""
+
+
+class Pacer:
+    def __init__(self, slowdown: float, tokens_per_iteration: int) -> None:
+        """`slowdown`: 1.5 lets an iteration take half as long again; 0 is no bound."""
+        self._slowdown = slowdown
+        self._tokens_per_iteration = tokens_per_iteration
+        self._long = max(LONG_TOKENS, tokens_per_iteration)
+        self._decode_s: float | None = None
+        """Duration of an iteration that only decodes."""
+        self._token_s: float | None = None
+        """What each token of a prompt adds to it."""
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Of the tokens of a prompt that are to be computed."""
+        return num_tokens > self._long
+
+    def allowance(self, num_long: int) -> int:
+        """Most tokens of long prompts, of which there are so many, in the next iteration that decodes."""
+        if not self._slowdown or not num_long:
+            return self._tokens_per_iteration
+        chunk = FIRST_CHUNK
+        if self._decode_s is not None and self._token_s is not None and self._token_s > 0.0:
+            chunk = max(FIRST_CHUNK, int((self._slowdown - 1.0) * self._decode_s / self._token_s))
+        return min(self._tokens_per_iteration, chunk * GROWTH ** min(num_long - 1, 8))
+
+    def observe(self, num_decoding: int, num_prompt_tokens: int, elapsed_s: float) -> None:
+        """An iteration is over."""
+        if not num_decoding:
+            return
+        if not num_prompt_tokens:
+            self._decode_s = _mixed(self._decode_s, elapsed_s)
+        elif num_prompt_tokens >= FIRST_CHUNK and self._decode_s is not None:
+            self._token_s = _mixed(self._token_s, max(0.0, elapsed_s - self._decode_s) / num_prompt_tokens)
+
+
+def _mixed(known: float | None, new: float) -> float:
+    return new if known is None else known + _NEW * (new - known)
