@@ -18,7 +18,7 @@ from headrace_shared.bus import Bus
 from headrace_shared.errors import BusRefused, ConfigError, ProtocolError
 from headrace_shared.messages import Audience, DeadRequest, Lane, RequestId
 from headrace_shared.settings import load_settings
-from headrace_shared.subjects import ALL_DEAD, DEAD, dead_subject_of, request_subject
+from headrace_shared.subjects import ALL_DEAD, DEAD, Queue, dead_subject_of
 
 ACTIONS = {"list": False, "show": True, "requeue": True, "drop": True}
 """Whether each is about certain requests."""
@@ -116,7 +116,7 @@ async def _requeue(bus: Bus, entry: Entry) -> str:
     new_id = RequestId(hashlib.sha256(origin.encode()).hexdigest()[:32])
     request = replace(dead.request, request_id=new_id, lane=Lane.BATCH)
     request = replace(request, audience=Audience.NONE, timeout_s=0.0)
-    subject = request_subject(request.model, Lane.BATCH, 0)
+    subject = Queue(request.model, Lane.BATCH).subject
     await bus.enqueue(subject, codec.encode(request), message_id=request.request_id)
     await bus.delete(DEAD.name, entry.stream_sequence)
     return f"{dead.request_id} goes on as {request.request_id}; its answer is told to nobody.\n"

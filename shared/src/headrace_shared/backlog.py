@@ -3,9 +3,11 @@ business."""
 
 from headrace_shared.bus import Bus, QueueDepth
 from headrace_shared.messages import Lane
-from headrace_shared.subjects import requests_consumer
+from headrace_shared.subjects import REQUESTS, queue_of
 
 
 async def lane_depth(bus: Bus, model: str, lane: Lane) -> QueueDepth:
     """Of all messages of one model and lane. Raises BusError."""
-    return await bus.queue_depth(requests_consumer(model, lane))
+    depths = await bus.queue_depths(REQUESTS)
+    own = [depth for name, depth in depths.items() if queue_of(model, lane, name) is not None]
+    return QueueDepth(sum(depth.num_pending for depth in own), sum(depth.num_unacknowledged for depth in own))

@@ -148,6 +148,14 @@ class Bus(Protocol):
 
     async def queue_depth(self, spec: ConsumerSpec) -> QueueDepth: ...
 
+    async def queue_depths(self, stream: str) -> dict[str, QueueDepth]:
+        """Of all consumers of a stream, by their names."""
+        ...
+
+    async def remove_consumer(self, stream: str, name: str) -> None:
+        """What it had delivered is offered to others. No error if there is none."""
+        ...
+
     async def num_messages(self, stream: str) -> int: ...
 
     # Key-value buckets.

@@ -237,6 +237,15 @@ class MemoryBus:
         stream = self.broker.stream(spec.stream)
         return stream.consumers[spec.name].depth(stream)
 
+    async def queue_depths(self, stream: str) -> dict[str, QueueDepth]:
+        self._check()
+        found = self.broker.stream(stream)
+        return {name: consumer.depth(found) for name, consumer in found.consumers.items()}
+
+    async def remove_consumer(self, stream: str, name: str) -> None:
+        self._check()
+        self.broker.stream(stream).consumers.pop(name, None)
+
     async def num_messages(self, stream: str) -> int:
         self._check()
         return self.broker.stream(stream).num_messages()

@@ -154,6 +154,12 @@ class NatsBus:
     async def queue_depth(self, spec: ConsumerSpec) -> QueueDepth:
         return await self._streams.queue_depth(spec)
 
+    async def queue_depths(self, stream: str) -> dict[str, QueueDepth]:
+        return await self._streams.queue_depths(stream)
+
+    async def remove_consumer(self, stream: str, name: str) -> None:
+        await self._streams.remove_consumer(stream, name)
+
     async def num_messages(self, stream: str) -> int:
         return await self._streams.num_messages(stream)
 

@@ -321,6 +321,21 @@ class JetStream:
             raise _error_of(answer, call)
         return QueueDepth(answer["num_pending"], answer["num_ack_pending"], answer["delivered"]["consumer_seq"])
 
+    async def queue_depths(self, stream: str) -> dict[str, QueueDepth]:
+        depths: dict[str, QueueDepth] = {}
+        while True:
+            answer = await self.must(f"CONSUMER.LIST.{stream}", {"offset": len(depths)})
+            consumers = answer["consumers"] or []
+            for info in consumers:
+                depths[info["name"]] = QueueDepth(info["num_pending"], info["num_ack_pending"])
+            if not consumers or len(depths) >= answer["total"]:
+                return depths
+
+    async def remove_consumer(self, stream: str, name: str) -> None:
+        answer = await self.api(f"CONSUMER.DELETE.{stream}.{name}")
+        if "error" in answer and answer["error"].get("err_code") != CONSUMER_NOT_FOUND:
+            raise _error_of(answer, name)
+
 
 def _error_of(answer: Mapping[str, Any], what: str, size: int = 0) -> BusError:
     error = answer["error"]

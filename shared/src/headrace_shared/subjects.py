@@ -1,6 +1,6 @@
 """Every subject, stream, consumer and bucket, and how each is configured. No subject string exists anywhere else.
 
-    requests.<model>.<lane>.<partition>   stream REQUESTS: the durable work queue
+    requests.<model>.<lane>.<queue>       stream REQUESTS: the durable work queue; <queue>: see `Queue`
     tokens.<router>.<request>             stream TOKENS: the token log; a router holds one wildcard subscription
     cancel.<request>                      stream CANCELS: tombstones, heard live by every scheduler
     attached.<router>                     Attached
@@ -25,8 +25,10 @@ from typing import NamedTuple
 
 from headrace_shared.messages import Lane, RequestId, RouterId, SchedulerId, WorkerId
 
-NUM_PARTITIONS = 16
+NUM_PARTITIONS = 8
 """Requests with equal first blocks share a partition, so that they can meet the same scheduler."""
+NUM_TENANT_PARTITIONS = 4
+"""Of each flow but the first. Fewer, since each is a consumer at the broker."""
 
 _SAFE_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -87,6 +89,8 @@ KEYS = BucketSpec("KEYS", max_bytes=64 * MIB)
 ACCOUNTS = BucketSpec("ACCOUNTS", max_bytes=64 * MIB, ttl_s=2 * 86_400.0)
 """What each API key has used: longer than a day, for the daily quota."""
 
+REQUESTS = "REQUESTS"
+"""The stream of all queues (`requests_stream`)."""
 DEDUPE_WINDOW_S = 120.0
 """A message id is stored once within this time."""
 ACK_WAIT_S = 4.5
@@ -97,19 +101,64 @@ MAX_ACK_PENDING = 100_000
 
 
 def requests_stream(max_messages: int, max_bytes: int) -> StreamSpec:
-    return StreamSpec("REQUESTS", ("requests.*.*.*",), work_queue=True, max_messages=max_messages, max_bytes=max_bytes)
+    return StreamSpec(REQUESTS, ("requests.*.*.*",), work_queue=True, max_messages=max_messages, max_bytes=max_bytes)
 
 
-def requests_consumer(model: str, lane: Lane) -> ConsumerSpec:
-    """One durable for each model and lane: its lag is the backlog that autoscalers read."""
-    token = subject_token(model)
-    subject = f"requests.{token}.{lane}.*"
-    return ConsumerSpec("REQUESTS", f"{token}-{lane}", subject, ACK_WAIT_S, MAX_ACK_PENDING)
+class Queue(NamedTuple):
+    """One of the queues of a model: a subject, and a durable consumer with its lag. A queue keeps its order, so whoever
+    must not wait for each other are in different ones: the flows of tenants, and the lanes."""
+
+    model: str
+    lane: Lane
+    flow: int = 0
+    """0: requests without a tenant."""
+    partition: int = 0
+
+    @property
+    def _token(self) -> str:
+        assert 0 <= self.partition < num_partitions(self.lane, self.flow), self
+        return f"f{self.flow}p{self.partition}" if self.flow else str(self.partition)
+
+    @property
+    def subject(self) -> str:
+        return f"requests.{subject_token(self.model)}.{self.lane}.{self._token}"
+
+    @property
+    def consumer(self) -> ConsumerSpec:
+        name = f"{_lane_name(self.model, self.lane)}-{self._token}"
+        return ConsumerSpec(REQUESTS, name, self.subject, ACK_WAIT_S, MAX_ACK_PENDING)
 
 
-def request_subject(model: str, lane: Lane, partition: int) -> str:
-    assert 0 <= partition < NUM_PARTITIONS, partition
-    return f"requests.{subject_token(model)}.{lane}.{partition}"
+_QUEUE_TOKEN = re.compile(r"(?:f([1-9][0-9]?)p)?([0-9])")
+
+
+def num_partitions(lane: Lane, flow: int) -> int:
+    if lane is Lane.BATCH:
+        return 1
+    return NUM_TENANT_PARTITIONS if flow else NUM_PARTITIONS
+
+
+def queues_of(model: str, lane: Lane, flow: int) -> list[Queue]:
+    return [Queue(model, lane, flow, partition) for partition in range(num_partitions(lane, flow))]
+
+
+def queue_of(model: str, lane: Lane, consumer: str) -> Queue | None:
+    """Whose consumer this is, if it is one of that model and lane."""
+    start = _lane_name(model, lane) + "-"
+    match = _QUEUE_TOKEN.fullmatch(consumer.removeprefix(start)) if consumer.startswith(start) else None
+    if match is None:
+        return None
+    queue = Queue(model, lane, int(match[1] or 0), int(match[2]))
+    return queue if queue.partition < num_partitions(lane, queue.flow) else None
+
+
+def former_consumer(model: str, lane: Lane) -> str:
+    """Of the whole lane, as versions had it that knew no tenants. It must go before those of the queues can be made."""
+    return _lane_name(model, lane)
+
+
+def _lane_name(model: str, lane: Lane) -> str:
+    return f"{subject_token(model)}-{lane}"
 
 
 def tokens_subject(router: RouterId, request: RequestId) -> str:

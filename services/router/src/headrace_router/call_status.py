@@ -10,7 +10,7 @@ from headrace_router.queue_watch import QueueWatch
 from headrace_router.submission import read_log
 from headrace_shared.bus import Bus
 from headrace_shared.messages import Outcome
-from headrace_shared.subjects import requests_consumer
+from headrace_shared.subjects import REQUESTS
 
 _STATUS_OF_OUTCOME = {Outcome.FINISHED: "completed"}
 
@@ -50,7 +50,7 @@ class CallStatus:
                 statuses.add(_STATUS_OF_OUTCOME.get(log.ended.outcome, log.ended.outcome.value))
             elif log.frames:
                 statuses.add("in_progress")
-            elif sequence and await self._bus.holds(requests_consumer(request.model, request.lane).stream, sequence):
+            elif sequence and await self._bus.holds(REQUESTS, sequence):
                 statuses.add("queued")
                 place = self._watch.place(request, sequence, num_prompt_tokens)
             else:

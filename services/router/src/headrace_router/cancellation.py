@@ -17,7 +17,7 @@ from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
 from headrace_shared.errors import BusError, QueueFull
 from headrace_shared.messages import Cancel, CancelReason, Outcome, Request, RequestEnded
-from headrace_shared.subjects import cancel_subject, requests_consumer, tokens_subject
+from headrace_shared.subjects import REQUESTS, cancel_subject, tokens_subject
 
 log = structlog.get_logger(__name__)
 
@@ -92,8 +92,7 @@ class Canceller:
                 return
             if await self._is_answered(heard):
                 return
-            stream = requests_consumer(request.model, request.lane).stream
-            if not await self._bus.delete(stream, queued.stream_sequence):
+            if not await self._bus.delete(REQUESTS, queued.stream_sequence):
                 return
             if await self._is_answered(heard):
                 return

@@ -13,7 +13,7 @@ from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import InvalidRequest, ProtocolError
 from headrace_shared.messages import LogMessage, RequestEnded, RequestId, TokenFrame
-from headrace_shared.subjects import requests_consumer, tokens_subject
+from headrace_shared.subjects import REQUESTS, tokens_subject
 
 log = structlog.get_logger(__name__)
 
@@ -41,8 +41,7 @@ async def follow(
     for prompt in prompts:
         if prompt.is_complete or prompt.has_ended or prompt.stream_sequence is None:
             continue
-        stream = requests_consumer(prompt.request.model, prompt.request.lane).stream
-        if await bus.holds(stream, prompt.stream_sequence):
+        if await bus.holds(REQUESTS, prompt.stream_sequence):
             continue
         # It has ended; perhaps only just now.
         late = [entry.event for entry in await read_events(bus, prompt.request)]

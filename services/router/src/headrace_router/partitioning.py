@@ -2,13 +2,11 @@
 
 from hashlib import blake2b
 
-from headrace_shared.subjects import NUM_PARTITIONS
-
 PREFIX_TOKENS = 64
 """Prompts that agree in so many tokens meet the same scheduler, which knows who has them cached."""
 
 
-def partition_of(prompt: bytes) -> int:
+def partition_of(prompt: bytes, num_partitions: int) -> int:
     """The partition of a packed prompt."""
     digest = blake2b(prompt[: 4 * PREFIX_TOKENS], digest_size=8).digest()
-    return int.from_bytes(digest, "little") % NUM_PARTITIONS
+    return int.from_bytes(digest, "little") % num_partitions

@@ -15,7 +15,7 @@ from headrace_shared.bus import Bus
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, BusUnavailable, OutcomeUnknown, Overloaded, ProtocolError
 from headrace_shared.messages import LogMessage, Request, RequestEnded, TokenFrame
-from headrace_shared.subjects import TOKENS, request_subject, tokens_subject
+from headrace_shared.subjects import TOKENS, Queue, num_partitions, tokens_subject
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,8 @@ async def submit(bus: Bus, prompt: Prompt, mailbox: Mailbox, timeout_s: float, t
     a request id once, so that an attempt whose outcome is unknown can simply be repeated. Raises Overloaded after
     `timeout_s`, or what the broker says. `prompt.may_be_queued` then tells whether something may be left there."""
     request = prompt.request
-    subject = request_subject(request.model, request.lane, partition_of(request.prompt))
+    partition = partition_of(request.prompt, num_partitions(request.lane, prompt.flow))
+    subject = Queue(request.model, request.lane, prompt.flow, partition).subject
     if trace is None:
         await _submit(bus, prompt, subject, request, mailbox, timeout_s)
         return

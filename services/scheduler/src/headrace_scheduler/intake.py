@@ -1,12 +1,15 @@
-"""Takes requests from the queue, only while there is room for them and a worker to run them.
+"""Takes requests from the queues, only while there is room for them and a worker to run them.
 
-The stream stays the queue: what this process holds is a window. Interactive requests come first; batch requests fill
-what they leave.
+The stream stays the queue: what this process holds is a window. Of each tenant's queues the first message may be in it
+even when others have filled it, so that whoever goes before them is seen. Interactive requests come first; batch
+requests fill what they leave, but wait no longer than BATCH_PATIENCE_S for it.
+
+Each queue has one owner among the schedulers (`queue_owners.py`). Who has nothing to do takes from the others' queues.
 """
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 from msgspec import Struct
@@ -16,6 +19,7 @@ from headrace_scheduler.decisions import OUTCOMES, AddResult, EndedRequest
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
+from headrace_scheduler.queue_owners import owners, to_steal
 from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.token_log import read_log
@@ -24,13 +28,22 @@ from headrace_shared.bus import Bus, Delivery
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.message_sizes import largest_message
 from headrace_shared.messages import CancelReason, Lane, Outcome, Request, RequestEnded, RequestId, RouterId
-from headrace_shared.subjects import ConsumerSpec, requests_consumer
+from headrace_shared.subjects import REQUESTS, Queue, queues_of
 
 NUM_PULLERS = 16
-"""Concurrent pulls of the interactive lane; each takes one message at a time."""
+"""Concurrent pulls, shared among the queues of this scheduler; each takes one message at a time."""
+MAX_PULLERS = 4
+"""Of one queue."""
 PULL_S = 0.5
 """How long a pull waits at the broker: also how long a stop waits for the pulls, and a request for the pulls of a
 scheduler that has just lost its last worker."""
+IDLE_PULL_S = 0.03
+"""Pulls of many queues last longer, so that there are no more of them a second."""
+BATCH_PATIENCE_S = 30.0
+IDLE_S = 0.1
+"""A queue from which a pull has brought nothing for so long is empty."""
+STEAL_S = 0.1
+STOLEN_PULL_S = 0.2
 RETRY_S = 0.25
 """Also how soon a pull without room looks again by itself; passes that make room tell at once."""
 MAX_CHOICES = 128
@@ -50,6 +63,20 @@ class _RequestHead(Struct, frozen=True, kw_only=True, tag="Request"):
     router: RouterId
 
 
+class _Pulled:
+    """A queue, and the pulls of it."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.spec = queue.consumer
+        self.last: RequestId | None = None
+        """Taken from it."""
+        self.asked_at: float | None = None
+        """When the first pull that is under way was begun."""
+        self.is_busy = asyncio.Event()
+        """The last pull has brought something."""
+
+
 class Intake:
     """`run` is its task; it returns once `stop` was called and the pulls under way have come back."""
 
@@ -65,6 +92,8 @@ class Intake:
         *,
         max_deliveries: int,
         may_pull: Callable[[], bool],
+        own_id: str = "",
+        peers: Callable[[], Sequence[str]] = tuple,
         wake: Callable[[], None],
         clock: Callable[[], float],
         traces: RequestTraces | None = None,
@@ -84,8 +113,15 @@ class Intake:
         self._clock = clock
         self._traces = traces
         self._note = note
-        self._interactive = requests_consumer(model, Lane.INTERACTIVE)
-        self._batch = requests_consumer(model, Lane.BATCH)
+        self._own_id = own_id
+        self._peers = peers
+        """Other schedulers that have workers."""
+        self._flows: dict[int, list[_Pulled]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._schedulers: tuple[str, ...] = ()
+        self._owned: list[_Pulled] = []
+        self._batch_at = clock()
+        """When a batch request was last taken, or none waited."""
         self._num_pulling = 0
         self._has_room = asyncio.Event()
         self._num_without_room = 0
@@ -96,32 +132,53 @@ class Intake:
     def stop(self) -> None:
         self._is_stopping = True
         self._has_room.set()
+        for queues in self._flows.values():
+            for pulled in queues:
+                pulled.is_busy.set()
 
     def on_pass(self) -> None:
         """A scheduling pass may have made room."""
-        if self._num_without_room and self._core().room() > self._num_pulling:
+        if self._num_without_room and (len(self._flows) > 1 or self._core().room() > self._num_pulling):
             self._has_room.set()
             if not self._is_stopping:
                 self._has_room = asyncio.Event()  # who waits now is woken; who comes later waits for the next pass
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for number in range(NUM_PULLERS):
-                group.create_task(self._pull_loop(self._interactive), name=f"interactive-{number}")
-            group.create_task(self._pull_loop(self._batch), name="batch")
+        async with asyncio.TaskGroup() as self._group:
+            for flow in self._flows:
+                self._start(flow)
+            self._group.create_task(self._steal_loop(), name="steal")
 
-    async def take(self, delivery: Delivery, pulled_at: float | None = None) -> None:
+    def serve(self, flow: int) -> None:
+        """The flow's queues have their consumers: takes from them from now on."""
+        queues = [queue for lane in Lane for queue in queues_of(self._model, lane, flow)]
+        self._flows[flow] = [_Pulled(queue) for queue in queues]
+        self._schedulers = ()
+        if self._group is not None and not self._is_stopping:
+            self._start(flow)
+
+    def _start(self, flow: int) -> None:
+        assert self._group is not None
+        for pulled in self._flows[flow]:
+            for number in range(MAX_PULLERS if pulled.queue.lane is Lane.INTERACTIVE else 1):
+                self._group.create_task(self._pull_loop(pulled, number), name=f"{pulled.spec.name}-{number}")
+
+    async def take(self, delivery: Delivery, pulled_at: float | None = None) -> RequestId | None:
         """Hands one message of the queue to the core, or ends it. Raises BusError: it is offered again later.
-        `pulled_at`: when the pull that got it began; now, if not given."""
+        `pulled_at`: when the pull that got it began; now, if not given. Returns the request's id, if it has one."""
         try:
             request = _parse(delivery.data, self._model)
         except ProtocolError as error:
             await self._refuse(delivery, str(error))
-            return
-        request_id = request.request_id
+            return None
         self._note(request)
         if self._traces is not None:
             self._traces.taken(request, delivery, self._clock() if pulled_at is None else pulled_at)
+        await self._take(request, delivery)
+        return request.request_id
+
+    async def _take(self, request: Request, delivery: Delivery) -> None:
+        request_id = request.request_id
         if largest_message(request) > self._bus.max_payload:
             log.error("request too large", request_id=request_id, num_bytes=len(delivery.data))
             self._fail(delivery, request, "The prompt and its answer are too long.", code="context_length_exceeded")
@@ -163,20 +220,92 @@ class Intake:
         cancel = await self._cancellations.before_adding(request.request_id, delivery)
         return cancel.reason if cancel is not None else await self._lifetimes.verdict(request, delivery)
 
-    async def _pull_loop(self, spec: ConsumerSpec) -> None:
+    async def _pull_loop(self, pulled: _Pulled, number: int) -> None:
+        """The first pull of a queue is always under way; the others join while it brings something."""
         while not self._is_stopping:
             try:
-                # Idle pulls of the interactive lane hold no room against the batch lane: it may exceed it by one.
-                num_promised = 0 if spec is self._batch else self._num_pulling
-                if not self._bus.is_connected or not self._may_pull() or self._core().room() <= num_promised:
-                    await self._wait_for_room()
-                elif spec is self._batch and not await self._is_interactive_idle():
+                if number:
+                    await pulled.is_busy.wait()
+                if not self._is_ours(pulled):
                     await asyncio.sleep(RETRY_S)
+                elif self._has_room_for(pulled, number):
+                    await self._pull(pulled, number)
                 else:
-                    await self._pull(spec)
+                    await self._wait_for_room()
             except BusError as error:
-                log.info("queue not readable", consumer=spec.name, error=str(error))
+                log.info("queue not readable", consumer=pulled.spec.name, error=str(error))
                 await asyncio.sleep(RETRY_S)
+
+    def _is_ours(self, pulled: _Pulled) -> bool:
+        if pulled not in self._own_queues():
+            return False
+        return pulled.queue.lane is Lane.INTERACTIVE or self._may_take_batch()
+
+    def _has_room_for(self, pulled: _Pulled, number: int) -> bool:
+        if not self._bus.is_connected or not self._may_pull():
+            return False
+        room = self._core().room()
+        if number:
+            return room > self._num_pulling and self._num_pulling < NUM_PULLERS
+        # An idle pull holds no room, or a few empty queues would keep the others from being looked at.
+        return room > 0 or (len(self._flows) > 1 and not (pulled.last and self._core().waits(pulled.last)))
+
+    def _may_take_batch(self) -> bool:
+        core = self._core()
+        if self._clock() - self._batch_at > BATCH_PATIENCE_S:
+            return True
+        own = [pulled for pulled in self._own_queues() if pulled.queue.lane is Lane.INTERACTIVE]
+        now = self._clock()
+        return not core.num_waiting and all(now - (pulled.asked_at or now) >= IDLE_S for pulled in own)
+
+    def _own_queues(self) -> list[_Pulled]:
+        schedulers = tuple(sorted({*self._peers(), self._own_id}))
+        if schedulers != self._schedulers:
+            self._schedulers = schedulers
+            self._owned = []
+            for flow, queues in self._flows.items():
+                found = owners(len(queues), f"{self._model}/{flow}", schedulers)
+                self._owned += [pulled for pulled, owner in zip(queues, found, strict=True) if owner == self._own_id]
+        return self._owned
+
+    async def _steal_loop(self) -> None:
+        while not self._is_stopping:
+            await asyncio.sleep(STEAL_S)
+            try:
+                while await self._steal():
+                    pass
+            except BusError as error:
+                log.info("nothing stolen", error=str(error))
+
+    async def _steal(self) -> bool:
+        """Takes from the queues of others what these have no room for. Whether there was anything."""
+        core = self._core()
+        if self._is_stopping or not self._bus.is_connected or not self._may_pull() or core.num_waiting:
+            return False
+        own = self._own_queues()
+        others = [pulled for queues in self._flows.values() for pulled in queues if pulled not in own]
+        if not others or core.room() <= 0:
+            return False
+        depths = await self._bus.queue_depths(REQUESTS)
+        for lane in Lane:
+            queues = [pulled for pulled in others if pulled.queue.lane is lane]
+            pending = [depths[pulled.spec.name].num_pending if pulled.spec.name in depths else 0 for pulled in queues]
+            found = to_steal(pending, core.room())
+            if found is not None:
+                queue, count = found
+                results = await asyncio.gather(
+                    *(self._steal_one(queues[queue]) for _ in range(count)), return_exceptions=True
+                )
+                for result in results:
+                    if isinstance(result, BaseException):
+                        raise result
+                return any(results)
+        return False
+
+    async def _steal_one(self, pulled: _Pulled) -> bool:
+        pulled_at = self._clock()
+        delivery = await self._bus.pull(pulled.spec, STOLEN_PULL_S)
+        return delivery is not None and await self._accept(delivery, pulled_at) is not None
 
     async def _wait_for_room(self) -> None:
         self._num_without_room += 1
@@ -188,24 +317,32 @@ class Intake:
         finally:
             self._num_without_room -= 1
 
-    async def _is_interactive_idle(self) -> bool:
-        if self._core().num_waiting:
-            return False
-        return not (await self._bus.queue_depth(self._interactive)).num_pending
-
-    async def _pull(self, spec: ConsumerSpec) -> None:
-        self._num_pulling += 1
+    async def _pull(self, pulled: _Pulled, number: int) -> None:
         pulled_at = self._clock()
+        if number:
+            self._num_pulling += 1
+        else:
+            pulled.asked_at = pulled_at
         try:
-            delivery = await self._bus.pull(spec, PULL_S)
+            delivery = await self._bus.pull(pulled.spec, max(PULL_S, IDLE_PULL_S * len(self._owned)))
         finally:
-            self._num_pulling -= 1
+            if number:
+                self._num_pulling -= 1
+            else:
+                pulled.asked_at = None
+        if pulled.queue.lane is Lane.BATCH:
+            self._batch_at = self._clock()
         if delivery is None:
-            return
+            pulled.is_busy.clear()
+        else:
+            pulled.is_busy.set()
+            pulled.last = await self._accept(delivery, pulled_at)
+
+    async def _accept(self, delivery: Delivery, pulled_at: float) -> RequestId | None:
         if self._is_stopping:
             self._bus.give_back(delivery.ack_subject, PULL_S)  # not to another pull of ours that is under way
-        else:
-            await self.take(delivery, pulled_at)
+            return None
+        return await self.take(delivery, pulled_at)
 
     async def _refuse(self, delivery: Delivery, problem: str) -> None:
         """Nobody will ever be able to run it, so that it must not come back; its router is told if it can be found."""

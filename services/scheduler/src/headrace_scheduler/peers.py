@@ -44,9 +44,14 @@ class Peers:
         return heard_at is not None and self._clock() - max(heard_at, self._reconnected_at) <= PRESENCE_S
 
     @property
+    def with_workers(self) -> list[str]:
+        """Those, this one not included, that could run something."""
+        return [peer for peer in self._heard_at if self._num_workers.get(peer) and self.is_present(peer)]
+
+    @property
     def have_workers(self) -> bool:
         """One of them, this one not included, could run something."""
-        return any(self._num_workers.get(peer) and self.is_present(peer) for peer in self._heard_at)
+        return bool(self.with_workers)
 
     @property
     def num_waiting(self) -> int:

@@ -18,6 +18,7 @@ from headrace_scheduler.drains import Drains
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.fleet import Fleet
 from headrace_scheduler.flight_log import FlightLog
+from headrace_scheduler.flows import Flows
 from headrace_scheduler.intake import PULL_S, Intake
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
@@ -43,10 +44,10 @@ from headrace_shared.subjects import (
     DEAD,
     LEASES,
     LOSSES,
+    REQUESTS,
     TOKENS,
     all_hellos_of,
     progress_subject,
-    requests_consumer,
     requests_stream,
 )
 
@@ -97,7 +98,7 @@ class SchedulerService:
         self._traces = RequestTraces(service.tracing, scheduler_id, clock) if service.tracing is not None else None
         self._endings = Endings(bus, keep_dead_prompts=settings.dead_prompts, on_settled=self._on_settled)
         self._losses = Losses(bus, self._on_loss_stored)
-        broker_clock = BrokerClock(bus, requests_consumer(self._model, Lane.INTERACTIVE).stream, clock)
+        broker_clock = BrokerClock(bus, REQUESTS, clock)
         self._cancellations = Cancellations(bus, self._cancel, broker_clock.now)
         self._lifetimes = Lifetimes(
             bus,
@@ -132,11 +133,14 @@ class SchedulerService:
             self._lifetimes,
             max_deliveries=settings.max_deliveries,
             may_pull=lambda: self.fleet.has_active,
+            own_id=scheduler_id,
+            peers=lambda: self._peers.with_workers,
             wake=self._wake.set,
             clock=clock,
             traces=self._traces,
             note=self._trace_ids.note,
         )
+        self._flows = Flows(bus, self._model, self._intake.serve)
         self._backlog = BacklogWatch(bus, self._model, service.metrics, lambda: self._peers.is_first)
         self._reporting = Reporting(service, self._model, self._endings, self._intake, self._backlog)
         self._placements = Placements(bus, self._reporting, self._traces, broker_clock.age_s)
@@ -161,6 +165,7 @@ class SchedulerService:
         service.spawn(self._watch(), "watch")
         service.spawn(self._watch_for_workers(), "watch-for-workers")
         service.spawn(self._resume(), "resume")
+        service.spawn(self._flows.run(), "flows")
         intake = service.spawn(self._intake.run(), "intake")
         state = self._state
         service.spawn(service.report(self._bus, state, self._reporting.gauges, self._model), "telemetry")
@@ -174,8 +179,6 @@ class SchedulerService:
         await self._bus.ensure_stream(requests_stream(settings.queue_max_messages, settings.queue_max_bytes))
         for spec in (TOKENS, CANCELS, DEAD):
             await self._bus.ensure_stream(spec)
-        for lane in Lane:
-            await self._bus.ensure_consumer(requests_consumer(self._model, lane))
         for bucket in (LEASES, LOSSES):
             await self._bus.ensure_bucket(bucket)
         if self._flight is not None:
@@ -184,6 +187,7 @@ class SchedulerService:
         await self._lifetimes.open()  # first: it learns the broker's time
         await self._cancellations.open()
         await self._peers.open(self._bus)
+        await self._flows.open()
         await self._bus.subscribe(progress_subject(SchedulerId(self.service.id)), self.fleet.on_report)
         await self._bus.subscribe(all_hellos_of(self._model), self.fleet.on_hello)
         self._bus.on_reconnect(self._reconnected.set)
