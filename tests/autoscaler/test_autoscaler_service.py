@@ -23,15 +23,10 @@ from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import Lane, Telemetry, WorkerId, WorkerState
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
-from headrace_shared.subjects import (
-    ALL_TELEMETRY,
-    hello_subject,
-    request_subject,
-    requests_consumer,
-    requests_stream,
-)
+from headrace_shared.subjects import ALL_TELEMETRY, Queue, hello_subject, queues_of, requests_stream
 from tests.autoscaler.talking_engine import TalkingEngine
 from tests.autoscaler.test_fleet import hello
+from tests.queues import request_subject
 
 LIMITS = Limits(1, 4, scale_down_after_s=1.0, scale_up_after_s=0.2, scale_to_zero_after_s=1.0, target_load=1.0)
 PLANS = Plans(LIMITS, period_s=0.1, models=("tiny",), settle_s=0.3)
@@ -40,7 +35,8 @@ PLANS = Plans(LIMITS, period_s=0.1, models=("tiny",), settle_s=0.3)
 async def prepare(bus: Bus) -> None:
     await bus.ensure_stream(requests_stream(1000, 1 << 20))
     for lane in Lane:
-        await bus.ensure_consumer(requests_consumer("tiny", lane))
+        for queue in queues_of("tiny", lane, 0):
+            await bus.ensure_consumer(queue.consumer)
 
 
 async def ask(bus: Bus, num_requests: int) -> None:
@@ -49,7 +45,7 @@ async def ask(bus: Bus, num_requests: int) -> None:
 
 
 async def take(bus: Bus) -> Delivery | None:
-    return await bus.pull(requests_consumer("tiny", Lane.INTERACTIVE), 0.1)
+    return await bus.pull(Queue("tiny", Lane.INTERACTIVE).consumer, 0.1)
 
 
 async def answer_all(bus: Bus) -> None:

@@ -4,7 +4,8 @@ from headrace_autoscaler.driver import Instance, NoCapacity
 from headrace_autoscaler.sharing import Share, caps
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import Lane, WorkerId
-from headrace_shared.subjects import request_subject, requests_consumer, requests_stream
+from headrace_shared.subjects import queues_of, requests_stream
+from tests.queues import request_subject
 from tests.autoscaler.talking_engine import TalkingEngine
 from tests.autoscaler.test_autoscaler_service import LIMITS, PLANS, running, until
 
@@ -39,7 +40,8 @@ async def test_a_model_that_is_asked_for_gets_a_worker_from_one_that_has_all_of_
     await bus.ensure_stream(requests_stream(1000, 1 << 20))
     for model in ("a", "b"):
         for lane in Lane:
-            await bus.ensure_consumer(requests_consumer(model, lane))
+            for queue in queues_of(model, lane, 0):
+                await bus.ensure_consumer(queue.consumer)
     for number in range(40):
         await bus.enqueue(request_subject("a", Lane.INTERACTIVE, 0), b"x", message_id=f"a{number}")
     engine = SmallEngine(bus)

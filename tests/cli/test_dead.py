@@ -14,7 +14,8 @@ from headrace_shared.broker import NatsServer
 from headrace_shared.errors import BusRefused, BusUnavailable
 from headrace_shared.messages import Audience, DeadRequest, Lane, Request, RequestId
 from headrace_shared.nats_bus import NatsBus
-from headrace_shared.subjects import DEAD, dead_subject, requests_consumer, requests_stream
+from headrace_shared.subjects import DEAD, dead_subject, requests_stream
+from tests.queues import whole_lane
 from tests.shared.samples import SAMPLES
 
 pytestmark = pytest.mark.nats
@@ -34,7 +35,7 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[NatsBus]:
     bus = await NatsBus.connect(nats_server.url, name="test", on_closed=lambda: None)
     await bus.ensure_stream(DEAD)
     await bus.ensure_stream(requests_stream(100, 1 << 20))
-    await bus.ensure_consumer(requests_consumer("tiny", Lane.BATCH))
+    await bus.ensure_consumer(whole_lane("tiny", Lane.BATCH))
     for number in range(3):
         entry = dead(number, with_prompt=number != 0)
         await bus.enqueue(dead_subject("tiny", entry.request_id), codec.encode(entry), message_id=entry.request_id)
@@ -69,7 +70,7 @@ async def test_lists_and_shows_without_a_word_of_the_prompt(bus: NatsBus, headra
 async def test_a_requeued_request_runs_in_the_background_under_a_new_id(bus: NatsBus, headrace_dead: Any) -> None:
     ran = await headrace_dead("requeue", IDS[1])
     assert ran.code == 0
-    delivery = await bus.pull(requests_consumer("tiny", Lane.BATCH), 5.0)
+    delivery = await bus.pull(whole_lane("tiny", Lane.BATCH), 5.0)
     assert delivery is not None
     request = codec.decode(delivery.data, Request)
     assert request.request_id not in IDS and f"{IDS[1]} goes on as {request.request_id}" in ran.out

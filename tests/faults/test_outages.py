@@ -10,7 +10,7 @@ import pytest
 from headrace_shared.broker import NatsServer
 from headrace_shared.leases import LEASE_TTL_S
 from headrace_shared.messages import Lane
-from headrace_shared.subjects import requests_consumer
+from headrace_shared.subjects import Queue
 from tests.chaos_proxy import ChaosProxy
 from tests.faults.crowd import Call, Crowd
 from tests.faults.fleet import Fleet
@@ -109,7 +109,7 @@ async def test_a_scheduler_that_joins_gets_its_share_and_no_sequence_starts_agai
         assert heard.num_repeated == 0 and all(attempts == {0} for attempts in heard.attempts.values())
     for heard in later:
         assert_complete(heard, 50)
-    consumer = requests_consumer(MODEL, Lane.INTERACTIVE).name
+    consumer = Queue(MODEL, Lane.INTERACTIVE).consumer.name
     info = await client.bus._streams.must(f"CONSUMER.INFO.REQUESTS.{consumer}")
     assert info["delivered"]["consumer_seq"] == len(requests) + len(later)
 

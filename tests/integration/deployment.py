@@ -51,10 +51,10 @@ from headrace_shared.subjects import (
     cancel_subject,
     commands_subject,
     replies_subject,
-    request_subject,
     requests_stream,
     tokens_subject,
 )
+from tests.queues import request_subject
 from tests.scripted_engine import expected_output
 
 MODEL = "scripted"

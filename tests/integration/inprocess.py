@@ -35,13 +35,13 @@ from headrace_shared.subjects import (
     cancel_subject,
     grants_subject,
     hello_subject,
-    request_subject,
     requests_stream,
 )
 from headrace_worker.engine_frames import Iteration, Reset, Rest
 from headrace_worker.loop import IterationLoop
 from headrace_worker.mirror import Mirror
 from headrace_worker.session import Session
+from tests.queues import request_subject
 from tests.scripted_engine import ScriptedEngine
 
 MODEL = "scripted"

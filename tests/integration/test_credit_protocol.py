@@ -8,7 +8,6 @@ import pytest
 
 from headrace_shared import codec
 from headrace_shared.messages import CancelReason, Lane, Outcome
-from headrace_shared.subjects import request_subject
 from tests.integration.deployment import (
     MODEL,
     PROMPT,
@@ -20,6 +19,7 @@ from tests.integration.deployment import (
     until,
     until_empty,
 )
+from tests.queues import request_subject
 from tests.scripted_engine import ECHO, ERROR_AT, expected_output
 
 pytestmark = pytest.mark.nats

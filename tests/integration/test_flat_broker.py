@@ -9,7 +9,7 @@ import pytest
 
 from headrace_shared.broker import NatsServer
 from headrace_shared.messages import Lane
-from headrace_shared.subjects import requests_consumer
+from headrace_shared.subjects import queues_of
 from tests.integration.deployment import MODEL, Client, Deployment, until_empty, until_status
 
 pytestmark = pytest.mark.nats
@@ -86,7 +86,7 @@ async def test_requests_and_restarts_leave_nothing_in_the_broker(
         await asyncio.gather(*map(ask, range(16)))
         await until_empty(client)
         before = await monitor.held()
-        assert before.queue_consumers == {requests_consumer(MODEL, lane).name for lane in Lane}
+        assert before.queue_consumers == {queue.consumer.name for lane in Lane for queue in queues_of(MODEL, lane, 0)}
         subjects = await monitor.router_subjects()
         assert subjects.count("tokens.router-1.*") == 1
 

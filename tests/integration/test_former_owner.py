@@ -10,7 +10,7 @@ from headrace_scheduler.worker_link import HEARTBEAT_S
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
 from headrace_shared.messages import Lane
-from headrace_shared.subjects import ACK_WAIT_S, request_subject, requests_consumer
+from headrace_shared.subjects import ACK_WAIT_S, Queue
 from tests.integration.deployment import (
     MODEL,
     PROMPT,
@@ -21,12 +21,13 @@ from tests.integration.deployment import (
     until,
     until_empty,
 )
+from tests.queues import request_subject
 
 pytestmark = pytest.mark.nats
 
 
 async def consumer_info(client: Client) -> dict[str, Any]:
-    name = requests_consumer(MODEL, Lane.INTERACTIVE).name
+    name = Queue(MODEL, Lane.INTERACTIVE).consumer.name
     return await client.bus._streams.must(f"CONSUMER.INFO.REQUESTS.{name}")
 
 

@@ -34,7 +34,8 @@ from headrace_shared.messages import (
 )
 from headrace_shared.model_cards import store_card
 from headrace_shared.service import Service
-from headrace_shared.subjects import ALL_CANCELS, hello_subject, requests_consumer, tokens_subject
+from headrace_shared.subjects import ALL_CANCELS, hello_subject, tokens_subject
+from tests.queues import whole_lane
 
 MODEL = "tiny"
 CONTEXT = 256
@@ -107,7 +108,7 @@ class ScriptedWorker:
     def __init__(self, bus: Bus, script: Script, model: str = MODEL) -> None:
         self.bus = bus
         self._script = script
-        self._spec = requests_consumer(model, Lane.INTERACTIVE)
+        self._spec = whole_lane(model, Lane.INTERACTIVE)
         self._model = model
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._deliveries: dict[str, Delivery] = {}

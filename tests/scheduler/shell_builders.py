@@ -9,7 +9,7 @@ from headrace_shared.codec import pack_ids
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import Lane, Request, RequestId, RouterId, SamplingParams, StopParams
-from headrace_shared.subjects import CANCELS, DEAD, LEASES, LOSSES, TOKENS, requests_consumer, requests_stream
+from headrace_shared.subjects import CANCELS, DEAD, LEASES, LOSSES, TOKENS, queues_of, requests_stream
 
 MODEL = "m"
 
@@ -31,7 +31,8 @@ async def prepare(bus: Bus) -> None:
     for spec in (requests_stream(1000, 1 << 30), TOKENS, CANCELS, DEAD):
         await bus.ensure_stream(spec)
     for lane in Lane:
-        await bus.ensure_consumer(requests_consumer(MODEL, lane))
+        for queue in queues_of(MODEL, lane, 0):
+            await bus.ensure_consumer(queue.consumer)
     for bucket in (LEASES, LOSSES):
         await bus.ensure_bucket(bucket)
 

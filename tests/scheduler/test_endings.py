@@ -10,7 +10,8 @@ from headrace_scheduler.decisions import EndedRequest
 from headrace_scheduler.endings import MAX_ATTEMPTS, Endings
 from headrace_shared import codec
 from headrace_shared.messages import DeadRequest, Lane, Outcome, Request, RequestEnded
-from headrace_shared.subjects import DEAD, TOKENS, dead_subject, request_subject, requests_consumer, tokens_subject
+from headrace_shared.subjects import DEAD, TOKENS, dead_subject, tokens_subject
+from tests.queues import request_subject, whole_lane
 from tests.scheduler.shell_builders import MODEL, FlakyBus, prepare, request
 
 
@@ -23,7 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def pulled(bus: FlakyBus) -> EndedRequest:
     wanted = request()
     await bus.enqueue(request_subject(MODEL, Lane.INTERACTIVE, 0), codec.encode(wanted), message_id="1")
-    delivery = await bus.pull(requests_consumer(MODEL, Lane.INTERACTIVE), 1.0)
+    delivery = await bus.pull(whole_lane(MODEL, Lane.INTERACTIVE), 1.0)
     assert delivery is not None
     event = RequestEnded(request_id=wanted.request_id, outcome=Outcome.FINISHED)
     return EndedRequest(event, wanted.router, delivery.ack_subject, delivery.stream_sequence)

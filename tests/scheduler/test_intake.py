@@ -17,6 +17,7 @@ from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
+from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Delivery
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import (
@@ -35,16 +36,8 @@ from headrace_shared.messages import (
     TokenFrame,
     WorkerId,
 )
-from headrace_shared.subjects import (
-    DEAD,
-    LOSSES,
-    TOKENS,
-    cancel_subject,
-    dead_subject,
-    request_subject,
-    requests_consumer,
-    tokens_subject,
-)
+from headrace_shared.subjects import DEAD, LOSSES, TOKENS, cancel_subject, dead_subject, tokens_subject
+from tests.queues import request_subject, whole_lane
 from tests.scheduler.shell_builders import MODEL, prepare, request, until
 
 FACTS = WorkerFacts(num_blocks=64, block_size=16, context=1024, max_sequences=2, tokens_per_iteration=64)
@@ -78,12 +71,13 @@ class Bench:
             max_deliveries=3,
             may_pull=lambda: self.may_pull,
             wake=self._wake,
-            clock=lambda: 0.0,
+            clock=time.monotonic,
         )
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         await prepare(self.bus)
+        self.intake.serve(0)
         await self.lifetimes.open()
         await self.cancellations.open()
         for work in (self.endings.run(), self.cancellations.run()):
@@ -99,7 +93,7 @@ class Bench:
         await self.bus.enqueue(request_subject(MODEL, lane, 3), data, message_id=data.hex())
 
     async def pull(self, lane: Lane = Lane.INTERACTIVE) -> Delivery:
-        delivery = await self.bus.pull(requests_consumer(MODEL, lane), 3.0)
+        delivery = await self.bus.pull(whole_lane(MODEL, lane), 3.0)
         assert delivery is not None
         return delivery
 
@@ -140,7 +134,7 @@ async def test_pulls_only_what_there_is_room_for(bench: Bench) -> None:
     await until(lambda: bench.core.room() == 0)
     await asyncio.sleep(0.1)
     assert 0 < len(bench.owned()) < 15
-    depth = await bench.bus.queue_depth(requests_consumer(MODEL, Lane.INTERACTIVE))
+    depth = await lane_depth(bench.bus, MODEL, Lane.INTERACTIVE)
     assert depth.num_pending == 30 - len(bench.owned())
 
 

@@ -6,7 +6,7 @@ from headrace_shared import codec, telemetry
 from headrace_shared.bus import Delivery
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import Lane, Outcome, RequestEnded, RequestId, RouterId, Telemetry
-from headrace_shared.subjects import ALL_TELEMETRY, TOKENS, requests_consumer, tokens_subject
+from headrace_shared.subjects import ALL_TELEMETRY, TOKENS, Queue, tokens_subject
 from tests.integration.inprocess import MODEL, World
 from tests.scheduler.shell_builders import until
 from tests.scripted_engine import expected_output
@@ -43,7 +43,7 @@ async def test_a_stopped_scheduler_gives_back_what_was_never_placed() -> None:
         await until(lambda: world.outputs[requests[0]][0])
         scheduler.service.drain()
         await until(lambda: world.is_over("scheduler-1"))
-        spec = requests_consumer(MODEL, Lane.INTERACTIVE)
+        spec = Queue(MODEL, Lane.INTERACTIVE).consumer
         offered: list[Delivery] = []
         while (delivery := await world.bus.pull(spec, 0.2)) is not None:
             offered.append(delivery)

@@ -9,7 +9,8 @@ from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Bus
 from headrace_shared.messages import Lane
 from headrace_shared.nats_bus import NatsBus
-from headrace_shared.subjects import BucketSpec, ConsumerSpec, request_subject
+from headrace_shared.subjects import BucketSpec, ConsumerSpec
+from tests.queues import request_subject
 
 SUBJECT = request_subject("m", Lane.INTERACTIVE, 0)
 CONSUMER = ConsumerSpec("REQUESTS", "m-interactive", "requests.m.interactive.*", ack_wait_s=30.0, max_ack_pending=100)

@@ -8,7 +8,8 @@ import pytest
 from headrace_shared.bus import Bus, Delivery, Message
 from headrace_shared.errors import BusUnavailable, PayloadTooLarge, QueueFull
 from headrace_shared.messages import Lane
-from headrace_shared.subjects import request_subject, requests_stream
+from headrace_shared.subjects import requests_stream
+from tests.queues import request_subject
 from tests.shared.bus_helpers import BUCKET, CONSUMER, SUBJECT, Pair, until
 
 QUICK = CONSUMER._replace(ack_wait_s=1.0)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from headrace_shared import nats_bus
+from headrace_shared.backlog import lane_depth
 from headrace_shared.broker import NatsServer, find_nats_server
 from headrace_shared.bus import Delivery
 from headrace_shared.errors import BusUnavailable, QueueFull
@@ -24,11 +25,11 @@ from headrace_shared.subjects import (
     DEDUPE_WINDOW_S,
     LEASES,
     MODELS,
+    REQUESTS,
     TOKENS,
     ConsumerSpec,
+    Queue,
     bucket_stream,
-    request_subject,
-    requests_consumer,
     requests_stream,
 )
 from tests.shared.bus_helpers import CONSUMER, SUBJECT, Connect
@@ -88,37 +89,38 @@ async def test_tokens_are_never_written_to_disk(product_bus: NatsBus) -> None:
 # Consumers.
 
 
-async def test_every_model_and_lane_has_one_consumer_and_gets_only_its_own(bus: NatsBus) -> None:
+async def test_every_queue_has_one_consumer_and_gets_only_its_own(bus: NatsBus) -> None:
     models = ["m", "m.n", "m.*", "m.>", "m n", "org/m", "mé", "M", "m-interactive", "x" * 300]
-    specs = {(model, lane): requests_consumer(model, lane) for model in models for lane in Lane}
-    for spec in specs.values():
-        await bus.ensure_consumer(spec)
-    for (model, lane), spec in specs.items():
-        for partition in (0, 15):
-            await bus.enqueue(
-                request_subject(model, lane, partition), spec.name.encode(), message_id=f"{spec}{partition}"
-            )
-    for spec in specs.values():
-        assert (await bus.queue_depth(spec)).num_pending == 2
+    queues = [Queue(model, lane) for model in models for lane in Lane]
+    queues += [Queue("m", Lane.INTERACTIVE, flow, partition) for flow in (0, 1, 32) for partition in (1, 3)]
+    for queue in queues:
+        await bus.ensure_consumer(queue.consumer)
+    for queue in queues:
+        for number in range(2):
+            await bus.enqueue(queue.subject, queue.subject.encode(), message_id=f"{queue.subject}{number}")
+    depths = await bus.queue_depths(REQUESTS)
+    assert depths == {queue.consumer.name: (2, 0) for queue in queues}
+    assert await lane_depth(bus, "m", Lane.INTERACTIVE) == (14, 0)
+    for queue in queues:
         for _ in range(2):
-            delivery = await bus.pull(spec, 5.0)
-            assert delivery is not None and delivery.data == spec.name.encode()
+            delivery = await bus.pull(queue.consumer, 5.0)
+            assert delivery is not None and delivery.data == queue.subject.encode()
     with pytest.raises(BusUnavailable, match="unique"):
         await bus.ensure_consumer(ConsumerSpec("REQUESTS", "greedy", "requests.m.>", 1.0, 1))
-    assert (await info_of(bus, "REQUESTS"))["state"]["consumer_count"] == len(specs)
+    assert (await info_of(bus, "REQUESTS"))["state"]["consumer_count"] == len(queues)
 
 
 async def test_a_consumer_offers_again_soon_and_without_end(bus: NatsBus) -> None:
     """A limit of deliveries would leave a message in the queue that nobody is ever offered: we count ourselves."""
-    spec = requests_consumer("m", Lane.BATCH)
+    spec = Queue("m", Lane.BATCH).consumer
     await bus.ensure_consumer(spec)
     config = (await bus._streams.must(f"CONSUMER.INFO.REQUESTS.{spec.name}"))["config"]
     wanted = {
-        "durable_name": "m-batch",
+        "durable_name": "m-batch-0",
         "ack_policy": "explicit",
         "ack_wait": int(4.5 * NS),
         "max_deliver": -1,
-        "filter_subject": "requests.m.batch.*",
+        "filter_subject": "requests.m.batch.0",
         "max_ack_pending": spec.max_ack_pending,
     }
     assert {key: config[key] for key in wanted} == wanted

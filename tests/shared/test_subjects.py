@@ -14,10 +14,14 @@ KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
 @given(st.text(max_size=300))
 def test_any_model_name_becomes_one_safe_token(name: str) -> None:
     assert SAFE.fullmatch(subjects.subject_token(name))
-    assert subjects.request_subject(name, Lane.BATCH, 15).count(".") == 3
+    queue = subjects.Queue(name, Lane.INTERACTIVE, 12, 3)
+    assert queue.subject.count(".") == 3
     assert subjects.hello_subject(name, WorkerId("worker-1")).count(".") == 2
     assert KEY.fullmatch(subjects.model_card_key(name, 12))
-    assert SAFE.fullmatch(subjects.requests_consumer(name, Lane.INTERACTIVE).name.removesuffix("-interactive"))
+    assert SAFE.fullmatch(queue.consumer.name.removesuffix("-interactive-f12p3"))
+    assert subjects.queue_of(name, Lane.INTERACTIVE, queue.consumer.name) == queue
+    assert subjects.queue_of(name, Lane.BATCH, queue.consumer.name) is None
+    assert subjects.queue_of(name + "x", Lane.INTERACTIVE, queue.consumer.name) is None
 
 
 @given(st.lists(st.text(max_size=40), unique=True, max_size=20))
@@ -36,13 +40,9 @@ def test_streams_capture_what_is_published() -> None:
 
     request, router = RequestId("ab" * 16), RouterId("router-1")
     requests = subjects.requests_stream(10, 1000)
-    assert matches(requests.subjects[0], subjects.request_subject("a/b", Lane.BATCH, 0))
-    assert matches(
-        subjects.requests_consumer("a/b", Lane.BATCH).subject, subjects.request_subject("a/b", Lane.BATCH, 0)
-    )
-    assert not matches(
-        subjects.requests_consumer("a/b", Lane.BATCH).subject, subjects.request_subject("a/b", Lane.INTERACTIVE, 0)
-    )
+    every = [queue for lane in Lane for flow in (0, 1, 11) for queue in subjects.queues_of("a/b", lane, flow)]
+    assert all(matches(requests.subjects[0], queue.subject) for queue in every)
+    assert len({queue.subject for queue in every}) == len({queue.consumer.name for queue in every}) == len(every)
     assert matches(subjects.TOKENS.subjects[0], subjects.tokens_subject(router, request))
     assert matches(subjects.all_tokens_of(router), subjects.tokens_subject(router, request))
     assert not matches(subjects.all_tokens_of(RouterId("router-2")), subjects.tokens_subject(router, request))
@@ -70,7 +70,15 @@ def test_every_stream_and_bucket_is_bounded() -> None:
         assert bucket.max_bytes and bucket.ttl_s and not bucket.in_memory
 
 
-@pytest.mark.parametrize("partition", [-1, subjects.NUM_PARTITIONS])
-def test_partitions_have_a_range(partition: int) -> None:
+@pytest.mark.parametrize(
+    ("lane", "flow", "partition"),
+    [
+        (Lane.INTERACTIVE, 0, -1),
+        (Lane.INTERACTIVE, 0, subjects.NUM_PARTITIONS),
+        (Lane.INTERACTIVE, 1, subjects.NUM_TENANT_PARTITIONS),
+        (Lane.BATCH, 0, 1),
+    ],
+)
+def test_partitions_have_a_range(lane: Lane, flow: int, partition: int) -> None:
     with pytest.raises(AssertionError):
-        subjects.request_subject("m", Lane.BATCH, partition)
+        _ = subjects.Queue("m", lane, flow, partition).subject
