@@ -1,5 +1,5 @@
 """Schedulers and workers in virtual time: the real cores, the real iteration loop and the real rules of who takes what
-from which queue, driven by a clock that jumps from event to event. Only the engine is a formula, and the broker a delay.
+from which queue, driven by a clock that jumps from event to event. The engine is a formula, and the broker a delay.
 """
 
 import heapq
@@ -77,6 +77,9 @@ class _Engine:
         )
 
     def add(self, admission: object) -> None: ...
+
+    def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
+        return True
 
     def remove(self, sequence_id: SequenceId) -> None: ...
 
@@ -191,7 +194,7 @@ class VirtualFleet:
         has_affinity: bool = True,
         has_flows: bool = True,
     ) -> None:
-        """`has_affinity`, `has_flows`: without them every scheduler takes from every queue, or all tenants share one."""
+        """Without `has_affinity` every scheduler takes from every queue, without `has_flows` all tenants share them."""
         self.now = 0.0
         self.costs = costs or Costs()
         self.decode_slowdown = decode_slowdown

@@ -290,7 +290,8 @@ async def _until_model(client: httpx.AsyncClient, running: "asyncio.Task[int]") 
         if running.done():
             raise AssertionError("the router ended at once") from running.exception()
         with contextlib.suppress(httpx.TransportError):
-            if (await client.get("/v1/models", timeout=0.5)).json()["data"]:
+            reply = await client.get("/v1/models", timeout=0.5)
+            if reply.status_code == 401 or reply.json()["data"]:
                 return
         await asyncio.sleep(0.01)
     raise AssertionError("the router never knew its model")

@@ -1,0 +1,292 @@
+"""Who gets in, who sees what, and what the routers agree on about it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from headrace_router.accounts import Accounts
+from headrace_router.identity import anonymous, known
+from headrace_router.presence import Presence
+from headrace_router.routes import make_router
+from headrace_router.settings import RouterSettings
+from headrace_shared.api_keys import ApiKey, Priority, new_key
+from headrace_shared.bus import Bus
+from headrace_shared.codec import encode
+from headrace_shared.errors import LimitReached
+from headrace_shared.memory_bus import MemoryBroker, MemoryBus
+from headrace_shared.messages import Lane
+from headrace_shared.subjects import KEYS, REQUESTS, Queue
+from tests.router.support import MODEL, Router, Script, running_router, says, until
+from tests.router.test_resume import CHAT, HELD_ID, TEXT, body, endless, two_routers
+
+
+async def add_key(bus: Bus, **fields: Any) -> dict[str, str]:
+    """Headers with a new key."""
+    made = new_key()
+    fields = {"name": "web", "tenant": "acme", "flow": 1, "created": 1} | fields
+    record = ApiKey(key_id=made.key_id, secret_hash=made.secret_hash, **fields)
+    await bus.create(KEYS.name, record.key_id, encode(record))
+    return {"Authorization": f"Bearer {made.text}"}
+
+
+@contextlib.asynccontextmanager
+async def strict_router(script: Script, **settings: Any) -> AsyncIterator[Router]:
+    broker = MemoryBroker()
+    buses = (MemoryBus(broker), MemoryBus(broker))
+    async with running_router(script, buses=buses, settings=_settings(**settings)) as router:
+        yield router
+
+
+def _settings(**changes: Any) -> RouterSettings:
+    return RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0, require_keys=True, **changes)
+
+
+async def ask(router: Router, headers: dict[str, str], **fields: Any) -> httpx.Response:
+    return await router.client.post(TEXT, json=body(TEXT, stream=False, **fields), headers=headers)
+
+
+async def until_known(router: Router, headers: dict[str, str], *, sees_model: bool = True) -> None:
+    async with asyncio.timeout(5.0):
+        while True:
+            reply = await router.client.get("/v1/models", headers=headers)
+            if reply.status_code == 200 and bool(reply.json()["data"]) is sees_model:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_everything_is_closed_but_what_is_named() -> None:
+    async with strict_router(says("abc")) as router:
+        paths = [
+            "/v1/models",
+            "/v1/chat/completions",
+            "/metrics",
+            "/version",
+            "/openapi.json",
+            "/nowhere",
+            "/dashboard/api/live",
+            "/dashboardx",
+        ]
+        paths += ["//health", "/health/", "/live/../v1/models", "/%68ealth/x", "/HEALTH", "/v1/requests/" + "0" * 32]
+        for path in paths:
+            for method in ("GET", "POST", "OPTIONS", "HEAD"):
+                reply = await router.client.request(method, path)
+                assert reply.status_code == 401, (method, path)
+                assert reply.headers["www-authenticate"] == "Bearer"
+        error = (await router.client.get("/v1/models")).json()["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        for path in ("/health", "/live"):
+            assert (await router.client.get(path)).status_code in (200, 503)
+
+
+async def test_no_route_of_the_application_is_forgotten() -> None:
+    async with strict_router(says("abc")) as router:
+        routes = [route.path for route in make_router(None).routes if isinstance(route, Route)]  # type: ignore[arg-type]  # never called
+        assert len(routes) > 8
+        for path in routes:
+            reply = await router.client.get(path.replace("{request_id}", "x").replace("{name:path}", "x"))
+            assert (reply.status_code == 401) is (path not in ("/health", "/live")), path
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer none"},
+        {"Authorization": "Bearer hr-000000000000-" + "A" * 43},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Basic abc"},
+        {"Authorization": "Bearer hr-" + "0" * 10_000},
+        {"x-api-key": "none"},
+    ],
+)
+async def test_what_is_no_key_is_told_nothing(headers: dict[str, str]) -> None:
+    async with strict_router(says("abc")) as router:
+        assert (await ask(router, headers)).status_code == 401
+        assert not router.worker.requests
+
+
+async def test_a_key_opens_and_a_revoked_one_does_not() -> None:
+    async with strict_router(says("abc"), open_metrics=True) as router:
+        headers = await add_key(router.bus)
+        await until_known(router, headers)
+        assert (await ask(router, headers)).status_code == 200
+        key = headers["Authorization"].removeprefix("Bearer ")
+        assert (await ask(router, {"x-api-key": key})).status_code == 200
+        wrong = key[:-1] + ("a" if key[-1] != "a" else "b")
+        assert (await ask(router, {"Authorization": f"Bearer {wrong}"})).status_code == 401
+        metrics = (await router.client.get("/metrics")).text
+        assert 'code="invalid_api_key"' in metrics and key not in metrics
+        (entry,) = await router.bus.entries(KEYS.name)
+        await router.bus.remove(KEYS.name, entry.key)
+        await asyncio.sleep(0.5)  # on every router within a second
+        assert (await ask(router, headers)).status_code == 401
+
+
+async def test_without_a_need_for_keys_a_revoked_one_is_still_refused() -> None:
+    async with running_router(says("abc")) as router:
+        assert (await ask(router, {"Authorization": "Bearer none"})).status_code == 200
+        assert (await ask(router, {"Authorization": f"Bearer {new_key().text}"})).status_code == 401
+
+
+async def test_requests_carry_their_tenant_class_and_salt_into_its_own_queue() -> None:
+    async with running_router(says("abc")) as router:
+        headers = await add_key(router.bus, flow=3, weight=2.5, priority=Priority.HIGH)
+        await until_known(router, headers)
+        assert (await ask(router, headers, cache_salt="own")).status_code == 200
+        waiting = asyncio.create_task(ask(router, headers | {"Headrace-Lane": "batch"}))
+        queued = Queue(MODEL, Lane.BATCH, 3).subject
+        for _ in range(200):
+            if await router.bus.read(REQUESTS, queued, 2):
+                break
+            await asyncio.sleep(0.01)
+        assert await router.bus.read(REQUESTS, queued, 2)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert (await ask(router, {}, cache_salt="own")).status_code == 200
+        first, last = router.worker.requests
+        assert (first.tenant, first.weight, first.priority) == ("acme", 2.5, 1)
+        assert first.cache_salt == "\0acme\0own" and last.cache_salt == "own" and last.tenant == ""
+
+
+async def test_a_key_of_the_batch_lane_stays_in_it() -> None:
+    identity = known(ApiKey(key_id="k", secret_hash=b"", name="n", tenant="t", flow=1, created=0, lane=Lane.BATCH))
+    assert identity.lane(Lane.INTERACTIVE) is Lane.BATCH
+    assert anonymous("").lane(Lane.INTERACTIVE) is Lane.INTERACTIVE
+
+
+async def test_models_that_a_key_may_not_use() -> None:
+    async with running_router(says("abc")) as router:
+        headers = await add_key(router.bus, models=("other",))
+        await until_known(router, headers, sees_model=False)
+        refused = await ask(router, headers)
+        assert refused.status_code == 403
+        error = refused.json()["error"]
+        assert (error["type"], error["code"], error["param"]) == ("permission_error", "model_not_allowed", "model")
+        assert (await router.client.get("/v1/models", headers=headers)).json()["data"] == []
+        assert (await router.client.get(f"/v1/models/{MODEL}", headers=headers)).status_code == 403
+        asked = {"model": MODEL, "prompt": "x"}
+        assert (await router.client.post("/tokenize", json=asked, headers=headers)).status_code == 403
+        assert not router.worker.requests
+
+
+async def test_limits_are_told_and_kept() -> None:
+    async with running_router(says("abc")) as router:
+        headers = await add_key(router.bus, requests_per_minute=2, tokens_per_minute=1000)
+        await until_known(router, headers)
+        first, second, third = [await ask(router, headers) for _ in range(3)]
+        assert [first.status_code, second.status_code, third.status_code] == [200, 200, 429]
+        left = [int(reply.headers["x-ratelimit-remaining-requests"]) for reply in (first, second, third)]
+        assert left == [1, 0, 0] and first.headers["x-ratelimit-limit-requests"] == "2"
+        assert third.json()["error"]["code"] == "rate_limit_exceeded"
+        assert 25 <= int(third.headers["retry-after"]) <= 30
+        assert int(third.headers["x-ratelimit-remaining-tokens"]) > 900, "unused estimates come back"
+        huge = await ask(router, headers, max_tokens=200, n=8)
+        assert huge.status_code == 429 and huge.json()["error"]["code"] == "request_exceeds_limit"
+        assert huge.headers["x-should-retry"] == "false"
+
+
+async def test_at_most_so_many_at_once() -> None:
+    async with running_router(endless) as router:
+        headers = await add_key(router.bus, max_concurrent=2)
+        await until_known(router, headers)
+        running = [asyncio.create_task(ask(router, headers)) for _ in range(2)]
+        await until(lambda: len(router.worker.requests) == 2)
+        refused = await ask(router, headers)
+        assert refused.status_code == 429 and "at once" in refused.json()["error"]["message"]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await until(lambda: len(router.worker.cancels) == 2)
+        async with asyncio.timeout(5.0):
+            while True:
+                last = asyncio.create_task(ask(router, headers))
+                await asyncio.sleep(0.1)
+                if not last.done():
+                    last.cancel()
+                    break
+
+
+async def test_a_tenant_neither_sees_nor_ends_what_is_anothers() -> None:
+    async with two_routers(endless) as routers:
+        own = await add_key(routers.a.bus, name="a", tenant="a")
+        other = await add_key(routers.a.bus, name="b", tenant="b", flow=2)
+        colleague = await add_key(routers.a.bus, name="c", tenant="a")
+        for headers in (own, other, colleague):
+            for router in (routers.a, routers.b):
+                await until_known(router, headers)
+        call = {"Headrace-Resumable": "true", "Idempotency-Key": "same"}
+        async with routers.a.client.stream("POST", CHAT, json=body(CHAT), headers=own | call) as stream:
+            request_id = stream.headers[HELD_ID]
+            for headers in (other, {}):
+                path = f"/v1/requests/{request_id}"
+                for method, where in (("GET", path), ("POST", f"{path}/cancel")):
+                    reply = await routers.b.client.request(method, where, headers=headers)
+                    assert reply.status_code == 404, (method, reply.text)
+            assert not routers.a.worker.cancels
+            async with routers.b.client.stream("POST", CHAT, json=body(CHAT), headers=other | call) as second:
+                assert second.headers[HELD_ID] != request_id, "the same idempotency key of another tenant"
+            ended = await routers.b.client.post(f"/v1/requests/{request_id}/cancel", headers=colleague)
+            assert ended.status_code == 200
+
+
+async def test_routers_share_an_account_and_never_exceed_it() -> None:
+    broker = MemoryBroker()
+    of = ApiKey(
+        key_id="k", secret_hash=b"", name="n", tenant="t", flow=1, created=0, requests_per_minute=200, max_concurrent=90
+    )
+    identity = known(of)
+    parts = []
+    for number in range(3):
+        bus = MemoryBus(broker)
+        accounts = Accounts(bus, f"router-{number}", Presence(f"router-{number}", lambda: 0.0))
+        await accounts.open()
+        parts.append((bus, accounts))
+    results = await asyncio.gather(
+        *(parts[number % 3][1].begin(identity, 0) for number in range(150)), return_exceptions=True
+    )
+    charges = [result for result in results if not isinstance(result, BaseException)]
+    assert len(charges) <= 90 and all(isinstance(r, LimitReached) for r in results if isinstance(r, BaseException))
+    assert len(charges) >= 90 - 2 * 4, "what lies unused at two others is at most a share each"
+    for charge in charges:
+        charge.close()
+    for _, accounts in parts:
+        await accounts.close()
+    again = [await parts[0][1].begin(identity, 0) for _ in range(80)]
+    assert len(again) == 80
+    for charge in again:
+        charge.close()
+    for bus, _ in parts:
+        await bus.close()
+
+
+async def test_what_a_known_limit_refuses_costs_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = MemoryBroker()
+    bus = MemoryBus(broker)
+    accounts = Accounts(bus, "router-1", Presence("router-1", lambda: 0.0))
+    await accounts.open()
+    identity = known(
+        ApiKey(key_id="k", secret_hash=b"", name="n", tenant="t", flow=1, created=0, requests_per_minute=1000)
+    )
+    writes = 0
+    update = bus.update
+
+    async def counted(*arguments: Any) -> int:
+        nonlocal writes
+        writes += 1
+        return await update(*arguments)
+
+    monkeypatch.setattr(bus, "update", counted)
+    outcomes = [await asyncio.gather(accounts.begin(identity, 0), return_exceptions=True) for _ in range(1500)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome[0], LimitReached)]
+    assert len(outcomes) - len(refused) in range(1000, 1003)
+    assert writes <= 25, "a share at a time, and nothing for who is refused"
+    await bus.close()
+
+
+def test_queues_of_tenants_are_apart() -> None:
+    assert Queue("m", Lane.INTERACTIVE, 3, 1).subject == "requests.m.interactive.f3p1"
+    assert Queue("m", Lane.INTERACTIVE, 0, 1).consumer.stream == REQUESTS
