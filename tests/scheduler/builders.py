@@ -8,6 +8,7 @@ from headrace_shared.codec import pack_ids
 from headrace_shared.messages import (
     Admission,
     FinishReason,
+    Lane,
     Progress,
     Request,
     RequestId,
@@ -42,6 +43,10 @@ def request(
     num_choices: int = 1,
     salt: str = "",
     seed: int = 7,
+    tenant: str = "",
+    priority: int = 0,
+    lane: Lane = Lane.INTERACTIVE,
+    weight: float = 1.0,
 ) -> Request:
     """`prompt`: token ids, or how many. Prompts of different lengths share their beginnings."""
     return Request(
@@ -53,6 +58,10 @@ def request(
         stop=StopParams(max_tokens=max_tokens),
         num_choices=num_choices,
         cache_salt=salt,
+        tenant=tenant,
+        priority=priority,
+        lane=lane,
+        weight=weight,
     )
 
 

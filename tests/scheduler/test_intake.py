@@ -36,8 +36,7 @@ from headrace_shared.messages import (
     TokenFrame,
     WorkerId,
 )
-from headrace_shared.subjects import DEAD, LOSSES, TOKENS, cancel_subject, dead_subject, tokens_subject
-from tests.queues import request_subject, whole_lane
+from headrace_shared.subjects import DEAD, LOSSES, TOKENS, cancel_subject, dead_subject, queues_of, tokens_subject
 from tests.scheduler.shell_builders import MODEL, prepare, request, until
 
 FACTS = WorkerFacts(num_blocks=64, block_size=16, context=1024, max_sequences=2, tokens_per_iteration=64)
@@ -90,10 +89,10 @@ class Bench:
 
     async def put(self, message: Request | bytes, lane: Lane = Lane.INTERACTIVE) -> None:
         data = message if isinstance(message, bytes) else codec.encode(message)
-        await self.bus.enqueue(request_subject(MODEL, lane, 3), data, message_id=data.hex())
+        await self.bus.enqueue(queues_of(MODEL, lane, 0)[-1].subject, data, message_id=data.hex())
 
     async def pull(self, lane: Lane = Lane.INTERACTIVE) -> Delivery:
-        delivery = await self.bus.pull(whole_lane(MODEL, lane), 3.0)
+        delivery = await self.bus.pull(queues_of(MODEL, lane, 0)[-1].consumer, 3.0)
         assert delivery is not None
         return delivery
 

@@ -3,6 +3,7 @@
 import pytest
 
 from headrace_scheduler.decisions import SchedulerConfig
+from headrace_scheduler.fairness import Shares
 from headrace_scheduler.ledger import WorkerLedger
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import OwnedRequest
@@ -147,10 +148,10 @@ def test_nobody_is_admitted_while_a_running_sequence_is_short() -> None:
 @pytest.mark.parametrize(("num_preemptions", "reserve"), [(0, 0), (1, 2), (2, 4), (3, 4), (100, 4)])
 def test_a_sequence_must_leave_more_room_each_time_it_was_preempted(num_preemptions: int, reserve: int) -> None:
     ledger = WorkerLedger(facts(num_blocks=10), horizon_blocks=2, caching=True, tables=())
-    sequence = OwnedRequest(request(prompt=17, max_tokens=104), "ack", 1, 1, 0).sequences[0]
+    sequence = OwnedRequest(request(prompt=17, max_tokens=104), "ack", 1, 1, 0, Shares().open(request())).sequences[0]
     sequence.num_preemptions = num_preemptions
     assert ledger.headroom(sequence) == 0  # an empty worker
-    other = OwnedRequest(request("other", prompt=1), "ack", 2, 2, 0).sequences[0]
+    other = OwnedRequest(request("other", prompt=1), "ack", 2, 2, 0, Shares().open(request())).sequences[0]
     ledger.start(SequenceId(1), other, ledger.match(other))
     assert ledger.headroom(sequence) == reserve  # it holds 4 of the 8 blocks that it may come to need
 

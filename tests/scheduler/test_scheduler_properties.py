@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace_scheduler.decisions import LossCause, SchedulerConfig, WorkerFacts
-from headrace_shared.messages import CancelReason, Outcome, Request
+from headrace_shared.messages import CancelReason, Lane, Outcome, Request
 from tests.scheduler.builders import request
 from tests.scheduler.model_fleet import Link, ModelFleet, QueuedMessage
 
@@ -74,6 +74,9 @@ def make_request(history: History, fleet: ModelFleet) -> Request:
         num_choices=(1, 2, 3, 1)[history.pick(4)],
         salt=("", "", "other")[history.pick(3)],
         seed=history.pick(64),
+        tenant=("", "a", "b")[history.pick(3)],
+        priority=(0, 0, 1, -1)[history.pick(4)],
+        lane=Lane.BATCH if history.pick(5) == 4 else Lane.INTERACTIVE,
     )
 
 

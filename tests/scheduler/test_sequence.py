@@ -2,6 +2,7 @@ from itertools import product
 
 import pytest
 
+from headrace_scheduler.fairness import Shares
 from headrace_scheduler.prefix_index import extend_chain, root_hash
 from headrace_scheduler.sequence import TRANSITIONS, OwnedRequest, Sequence, SequenceState
 from headrace_shared.codec import pack_ids
@@ -10,7 +11,7 @@ from tests.scheduler.builders import request
 
 
 def owned(prompt: int = 10, num_choices: int = 1) -> OwnedRequest:
-    return OwnedRequest(request(prompt=prompt, num_choices=num_choices), "ack", 5, 1, 0)
+    return OwnedRequest(request(prompt=prompt, num_choices=num_choices), "ack", 5, 1, 0, Shares().open(request()))
 
 
 def sequence_in(state: SequenceState) -> Sequence:

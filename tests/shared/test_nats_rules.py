@@ -30,6 +30,7 @@ from headrace_shared.subjects import (
     ConsumerSpec,
     Queue,
     bucket_stream,
+    former_consumer,
     requests_stream,
 )
 from tests.shared.bus_helpers import CONSUMER, SUBJECT, Connect
@@ -93,14 +94,15 @@ async def test_every_queue_has_one_consumer_and_gets_only_its_own(bus: NatsBus) 
     models = ["m", "m.n", "m.*", "m.>", "m n", "org/m", "mé", "M", "m-interactive", "x" * 300]
     queues = [Queue(model, lane) for model in models for lane in Lane]
     queues += [Queue("m", Lane.INTERACTIVE, flow, partition) for flow in (0, 1, 32) for partition in (1, 3)]
+    await bus.remove_consumer(REQUESTS, former_consumer("m", Lane.INTERACTIVE))  # it had the whole lane
     for queue in queues:
         await bus.ensure_consumer(queue.consumer)
     for queue in queues:
         for number in range(2):
             await bus.enqueue(queue.subject, queue.subject.encode(), message_id=f"{queue.subject}{number}")
     depths = await bus.queue_depths(REQUESTS)
-    assert depths == {queue.consumer.name: (2, 0) for queue in queues}
-    assert await lane_depth(bus, "m", Lane.INTERACTIVE) == (14, 0)
+    assert depths == {queue.consumer.name: (2, 0, 0) for queue in queues}
+    assert await lane_depth(bus, "m", Lane.INTERACTIVE) == (14, 0, 0)
     for queue in queues:
         for _ in range(2):
             delivery = await bus.pull(queue.consumer, 5.0)

@@ -18,7 +18,7 @@ from headrace_shared.bus import Bus
 from headrace_shared.errors import BusRefused, ConfigError, ProtocolError
 from headrace_shared.messages import Lane
 from headrace_shared.settings import load_settings
-from headrace_shared.subjects import KEYS
+from headrace_shared.subjects import KEYS, bucket_stream
 
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,64}$")]
 Limit = Annotated[int, Meta(ge=0, le=10**12)]
@@ -157,12 +157,12 @@ async def _revoke(settings: KeysSettings, names: Sequence[str]) -> str:
 async def read_keys(bus: Bus) -> list[ApiKey]:
     """All, oldest first. Raises CommandError if there can be none yet."""
     try:
-        entries = await bus.entries(KEYS.name)
+        await bus.num_messages(bucket_stream(KEYS.name))
     except BusRefused as error:
         # Not ours to make: we do not know how many copies it is to have.
         raise CommandError("the broker has no place for keys yet", "start a router first") from error
     keys = []
-    for entry in entries:
+    for entry in await bus.entries(KEYS.name):
         try:
             keys.append(codec.decode(entry.value, ApiKey))
         except ProtocolError as error:

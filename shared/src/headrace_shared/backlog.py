@@ -10,4 +10,4 @@ async def lane_depth(bus: Bus, model: str, lane: Lane) -> QueueDepth:
     """Of all messages of one model and lane. Raises BusError."""
     depths = await bus.queue_depths(REQUESTS)
     own = [depth for name, depth in depths.items() if queue_of(model, lane, name) is not None]
-    return QueueDepth(sum(depth.num_pending for depth in own), sum(depth.num_unacknowledged for depth in own))
+    return QueueDepth(*(sum(numbers) for numbers in zip(*own, strict=True))) if own else QueueDepth(0, 0)

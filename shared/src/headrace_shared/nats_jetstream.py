@@ -319,7 +319,7 @@ class JetStream:
             answer = await self.must(call)
         elif "error" in answer:
             raise _error_of(answer, call)
-        return QueueDepth(answer["num_pending"], answer["num_ack_pending"], answer["delivered"]["consumer_seq"])
+        return _depth_of(answer)
 
     async def queue_depths(self, stream: str) -> dict[str, QueueDepth]:
         depths: dict[str, QueueDepth] = {}
@@ -327,7 +327,7 @@ class JetStream:
             answer = await self.must(f"CONSUMER.LIST.{stream}", {"offset": len(depths)})
             consumers = answer["consumers"] or []
             for info in consumers:
-                depths[info["name"]] = QueueDepth(info["num_pending"], info["num_ack_pending"])
+                depths[info["name"]] = _depth_of(info)
             if not consumers or len(depths) >= answer["total"]:
                 return depths
 
@@ -369,3 +369,7 @@ _READ_HEADERS = frozenset(
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+def _depth_of(info: Mapping[str, Any]) -> QueueDepth:
+    return QueueDepth(info["num_pending"], info["num_ack_pending"], info["delivered"]["consumer_seq"])
