@@ -12,6 +12,7 @@ from headrace_router.partitioning import partition_of
 from headrace_scheduler.decisions import Credit, WorkerFacts
 from headrace_scheduler.queue_owners import owners, to_steal
 from headrace_scheduler.scheduler import Scheduler
+from headrace_scheduler.sequence import SequenceState
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import (
     Lane,
@@ -90,6 +91,8 @@ class _Engine:
         self.duration_s = costs.iteration_s + costs.decode_s * num_decoding + costs.prompt_token_s * num_prompt
         self._submitted = slices
 
+    def rest(self) -> None: ...
+
     def collect(self) -> list[SampledToken]:
         return [SampledToken(part.sequence_id, 1) for part in self._submitted if part.samples]
 
@@ -167,6 +170,10 @@ class _Node:
     def take(self, request: Request, stream_sequence: int) -> None:
         self.core.add_request(request, "ack", stream_sequence, 1, self._fleet.now)
         self.wake()
+
+    def waits(self, request_id: RequestId | None) -> bool:
+        request = None if request_id is None else self.core.request(request_id)
+        return request is not None and not request.in_state(SequenceState.RUNNING)
 
     def wake(self) -> None:
         if not self._has_pass:
@@ -257,7 +264,7 @@ class VirtualFleet:
             has_taken = False
             for queue in own:
                 last = node.last.get(queue)
-                may_be_first = len(self._flows) > 1 and self._has_flows and not (last and node.core.waits(last))
+                may_be_first = len(self._flows) > 1 and self._has_flows and not node.waits(last)
                 if self._queues[queue] and (node.core.room() > 0 or may_be_first):
                     self._take(node, queue)
                     has_taken = True

@@ -28,8 +28,8 @@ from tests.router.test_resume import CHAT, HELD_ID, TEXT, body, endless, two_rou
 async def add_key(bus: Bus, **fields: Any) -> dict[str, str]:
     """Headers with a new key."""
     made = new_key()
-    fields = {"name": "web", "tenant": "acme", "flow": 1, "created": 1} | fields
-    record = ApiKey(key_id=made.key_id, secret_hash=made.secret_hash, **fields)
+    given: dict[str, Any] = {"name": "web", "tenant": "acme", "flow": 1, "created": 1} | fields
+    record = ApiKey(key_id=made.key_id, secret_hash=made.secret_hash, **given)
     await bus.create(KEYS.name, record.key_id, encode(record))
     return {"Authorization": f"Bearer {made.text}"}
 

@@ -237,10 +237,3 @@ def _is_kept_from(sequence: Sequence, worker_id: WorkerId, reserved: tuple[Seque
     if reserved is None or reserved[1] != worker_id or reserved[0] is sequence:
         return False
     return not goes_before(sequence, reserved[0])
-
-
-def _is_kept_from(sequence: Sequence, worker_id: WorkerId, reserved: tuple[Sequence, WorkerId] | None) -> bool:
-    """The worker is reserved for somebody whom this one does not go before."""
-    if reserved is None or reserved[1] != worker_id or reserved[0] is sequence:
-        return False
-    return not goes_before(sequence, reserved[0])

@@ -105,7 +105,8 @@ class Shares:
         tenant = request.tenant
         share = self._active.get(tenant)
         if share is None:
-            share = self._active[tenant] = self._idle.pop(tenant, None) or TenantShare(self, tenant)
+            idle = self._idle
+            share = self._active[tenant] = idle.pop(tenant) if tenant in idle else TenantShare(self, tenant)
         share.weight = min(1000.0, max(0.001, request.weight))
         share.num_open += request.num_choices
         return share

@@ -22,6 +22,7 @@ from headrace_scheduler.losses import Losses
 from headrace_scheduler.queue_owners import owners, to_steal
 from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
+from headrace_scheduler.sequence import SequenceState
 from headrace_scheduler.token_log import read_log
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery
@@ -248,7 +249,12 @@ class Intake:
         if number:
             return room > self._num_pulling and self._num_pulling < NUM_PULLERS
         # An idle pull holds no room, or a few empty queues would keep the others from being looked at.
-        return room > 0 or (len(self._flows) > 1 and not (pulled.last and self._core().waits(pulled.last)))
+        return room > 0 or (len(self._flows) > 1 and not self._waits(pulled.last))
+
+    def _waits(self, request_id: RequestId | None) -> bool:
+        """No worker has any of it yet."""
+        request = None if request_id is None else self._core().request(request_id)
+        return request is not None and not request.in_state(SequenceState.RUNNING)
 
     def _may_take_batch(self) -> bool:
         core = self._core()

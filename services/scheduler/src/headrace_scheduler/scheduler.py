@@ -318,11 +318,6 @@ class Scheduler:
         """What we own of that name, to look at."""
         return self._registry.requests.get(request_id)
 
-    def waits(self, request_id: RequestId) -> bool:
-        """It is ours, and no worker has any of it."""
-        request = self._registry.requests.get(request_id)
-        return request is not None and not request.in_state(SequenceState.RUNNING)
-
     def ack_subjects(self) -> Iterator[tuple[RequestId, str]]:
         """Of all requests we own, for signs of life to the queue."""
         return ((request_id, request.ack_subject) for request_id, request in self._registry.requests.items())

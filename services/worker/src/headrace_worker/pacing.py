@@ -37,7 +37,8 @@ class Pacer:
         chunk = FIRST_CHUNK
         if self._decode_s is not None and self._token_s is not None and self._token_s > 0.0:
             chunk = max(FIRST_CHUNK, int((self._slowdown - 1.0) * self._decode_s / self._token_s))
-        return min(self._tokens_per_iteration, chunk * GROWTH ** min(num_long - 1, 8))
+        growth: int = GROWTH ** min(num_long - 1, 8)
+        return min(self._tokens_per_iteration, chunk * growth)
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, elapsed_s: float) -> None:
         """An iteration is over."""
