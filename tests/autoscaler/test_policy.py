@@ -49,6 +49,12 @@ def test_down_to_the_most_that_was_needed_in_the_window() -> None:
     assert "1 would do, waiting" in decisions[5].reason
 
 
+def test_nothing_goes_while_requests_wait_for_what_is_on_its_way() -> None:
+    waiting = observe(num_waiting=9, num_running=1, num_ready=1)._replace(num_starting=2, oldest_wait_s=5.0)
+    assert {decision.desired for decision in steps([waiting] * 40)} == {3}
+    assert steps([*[waiting] * 40, observe(num_running=9, num_ready=3)])[-1].desired == 2
+
+
 def test_a_new_policy_keeps_the_workers_there_are_for_a_whole_window() -> None:
     decisions = steps([observe(num_ready=5)] * 14)
     assert [decision.desired for decision in decisions] == [5] * 12 + [4, 4]

@@ -183,7 +183,9 @@ def _step(
     room = SLACK * state.num_reversals if least else 0.0
     enough = current if highest is None else max(ceil(highest * (1 + MARGIN) + room - CHANCE), least)
     # What is left is seen at its new size before there is less again: it has to take over what the others ran.
-    if now - state.decreased_at < min(DECREASE_PAUSE_S, limits.scale_down_after_s):
+    is_soon = now - state.decreased_at < min(DECREASE_PAUSE_S, limits.scale_down_after_s)
+    # Nor while requests wait for what was just started: that it is enough shows once it is there.
+    if is_soon or _will_be_late(observation, state.load, limits.ttft_target_s / 2):
         enough = current
     enough = max(enough, current - max(1, floor(current * DECREASE)))
     if enough < current:
