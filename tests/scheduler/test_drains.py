@@ -8,6 +8,7 @@ import pytest
 from headrace_scheduler.drains import Drains
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.messages import WorkerState
+from headrace_shared.subjects import worker_lease_key
 from tests.scheduler.builders import add, request, step
 from tests.scheduler.shell_builders import until
 from tests.scheduler.test_fleet import HandWorker, Site, World
@@ -109,6 +110,20 @@ async def test_a_peers_worker_can_take_over(bench: Bench) -> None:
     bench.num_queued = 1
     one.hello(DRAINING)
     assert await bench.look(one) == [(True, True)]
+
+
+async def test_what_a_draining_worker_runs_is_left_to_a_peer_only_while_the_lease_is_ours(bench: Bench) -> None:
+    [one] = await leased(bench, "worker-1")
+    one.hello(DRAINING)
+    await asyncio.sleep(0.02)
+    fleet = bench.site.fleet
+    assert not fleet.could_leave  # nobody else is there
+    await bench.site.stop()
+    HandWorker(bench.world.broker, "worker-2").hello()
+    await asyncio.sleep(0.02)
+    assert fleet.could_leave
+    fleet.on_lease_lost(worker_lease_key(one.id))
+    assert not fleet.could_leave  # a peer may have adopted it
 
 
 async def test_nobody_is_judged_by_a_queue_that_cannot_be_read(bench: Bench) -> None:

@@ -125,9 +125,11 @@ class Fleet:
         return sum(self._is_ready(worker) for worker in self._workers.values())
 
     @property
-    def has_ready_elsewhere(self) -> bool:
-        """Some of them are not ours."""
-        return any(worker.link is None and self._is_ready(worker) for worker in self._workers.values())
+    def could_leave(self) -> bool:
+        """A peer's worker is ready, and all that the core has on workers is under leases that we hold now."""
+        workers = self._workers.values()
+        is_ours = all(worker.link is not None and worker.link.is_active for worker in workers if worker.last_epoch)
+        return is_ours and any(worker.link is None and self._is_ready(worker) for worker in workers)
 
     def draining(self) -> dict[WorkerId, WorkerLink]:
         """Ours that want to go, where grants may flow."""

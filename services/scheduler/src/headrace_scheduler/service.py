@@ -271,7 +271,7 @@ class SchedulerService:
             now = self._clock()
             have_peers_one = self._peers.have_workers
             if self.core.has_worker:  # it drains, or is about to be handed over
-                have_peers_one = have_peers_one and self.fleet.has_ready_elsewhere
+                have_peers_one = have_peers_one and self.fleet.could_leave
             if self.core.accepts or not have_peers_one:
                 had_one_at = now
             elif now - had_one_at > STRANDED_S and self._is_surely_owner():
