@@ -26,7 +26,7 @@ def engine() -> Iterator[Engine]:
 def stack(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """The whole system, built and healthy, one container a service. After a failure its logs are shown."""
     stack = Stack(compose_command(), build_environment())
-    stack.down()
+    stack.clear()
     stack.build()
     try:
         stack.up()

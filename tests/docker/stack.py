@@ -32,11 +32,11 @@ class Stack:
         self._compose = [*compose, "--project-name", PROJECT]
         for file in (ROOT / "docker-compose.yml", *files):
             self._compose += ["--file", str(file)]
-        for profile in profiles:
-            self._compose += ["--profile", profile]
         # The index of CPU builds need not be reachable where pip finds one in a folder. Workers that together have more
         # threads than there are cores slow each other down manyfold.
         self._environ = {"TORCH_INDEX": "https://pypi.org/simple", "HEADRACE_NUM_THREADS": "1", **environ}
+        # As a line in .env does: every command then means these profiles too, `down` among them.
+        self._environ["COMPOSE_PROFILES"] = ",".join(profiles)
         self.port = free_ports(1)
 
     def compose(self, *arguments: str, timeout_s: float = 120.0, ports: str = "") -> str:
@@ -59,6 +59,10 @@ class Stack:
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--remove-orphans", timeout_s=DOWN_TIMEOUT_S)
+
+    def clear(self) -> None:
+        """Whatever a run before this one may have left, profiles that are off included."""
+        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", timeout_s=DOWN_TIMEOUT_S)
 
     def containers(self, service: str = "") -> list[Container]:
         lines = self.compose("ps", "--all", "--format", "json", *filter(None, [service])).splitlines()

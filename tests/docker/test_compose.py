@@ -34,6 +34,11 @@ def test_every_service_is_healthy(stack: Stack) -> None:
     assert httpx.get(stack.url() + "/health").status_code == 200
 
 
+def test_without_the_profile_the_autoscaler_only_says_what_it_would_do(stack: Stack) -> None:
+    assert "workers cannot be started or stopped" in stack.compose("logs", "autoscaler")
+    assert not stack.containers("docker-proxy")
+
+
 def test_a_real_answer_streams_through_the_published_port(stack: Stack) -> None:
     with OpenAI(base_url=stack.url() + "/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
