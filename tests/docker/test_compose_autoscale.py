@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -72,12 +73,16 @@ async def answers_per_second(load: Load, count: int) -> float:
 
 
 @pytest.fixture(scope="module")
-def autoscaled(stack: Stack) -> Iterator[Stack]:
-    """The images of `stack`, composed as a user does who wants the autoscaler to act."""
+def autoscaled(stack: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """The images of `stack`, composed as a user does who wants the autoscaler to act. After a failure its log is
+    shown."""
+    num_failed = request.session.testsfailed
     autoscaled = Stack(compose_command(), build_environment(), files=[OVERLAY], profiles=["autoscale"])
     try:
         autoscaled.up()
         yield autoscaled
+        if request.session.testsfailed > num_failed:
+            sys.stdout.write(autoscaled.compose("logs", "--tail", "200", "autoscaler", "docker-proxy"))
     finally:
         autoscaled.down()
 
