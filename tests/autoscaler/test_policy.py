@@ -86,6 +86,20 @@ def test_where_the_load_is_known_the_time_that_requests_take_does_not_matter() -
     assert desired == [6, 6]  # of ten that are half used, with a margin
 
 
+def test_no_worker_goes_while_anything_waits() -> None:
+    limits = LIMITS._replace(scale_down_after_s=5.0)
+    waiting = [Observation(3, 1, 2, 4, num_arrived=4 * number, load=0.01) for number in range(40)]
+    assert {decision.desired for decision in steps(waiting, limits)} == {3}
+    assert steps([*waiting, waiting[-1]._replace(num_waiting=0)], limits)[-1].desired == 2
+
+
+def test_a_load_that_only_an_average_still_knows_keeps_no_worker() -> None:
+    limits = LIMITS._replace(min_workers=0, scale_down_after_s=5.0, scale_to_zero_after_s=10.0)
+    busy = [Observation(1, 0, 4, 4, num_arrived=4 * number, load=0.8) for number in range(40)]
+    idle = [Observation(1, 0, 0, 4, num_arrived=160, load=0.8 * 0.8**number) for number in range(6)]
+    assert steps([*busy, *idle], limits)[-1].desired == 0
+
+
 def test_a_load_above_what_is_planned_with_brings_workers_though_places_are_free() -> None:
     limits = LIMITS._replace(max_workers=100, target_load=0.9)
     observations = [Observation(10, 0, 40, 20, num_arrived=50 * number, load=0.99) for number in range(40)]

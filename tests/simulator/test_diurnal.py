@@ -33,7 +33,7 @@ def test_a_surge_comes_within_minutes() -> None:
 def test_lengths_have_their_means_and_bounds() -> None:
     day = Day(1000, step_s=10, steady=True, max_per_step=1 << 30)
     batch = day.arrivals(0)
-    assert abs(batch.count / 10_000 - 1) < 0.05
+    assert abs(batch.num / 10_000 - 1) < 0.05
     assert abs(batch.prompts.mean() / MEAN_PROMPT - 1) < 0.05 and abs(batch.answers.mean() / MEAN_ANSWER - 1) < 0.1
     assert batch.prompts.min() >= 1 and batch.answers.min() >= 1
 
@@ -41,5 +41,5 @@ def test_lengths_have_their_means_and_bounds() -> None:
 def test_more_than_can_be_simulated_singly_stands_for_several() -> None:
     day = Day(10_000, step_s=1, max_per_step=500, steady=True)
     assert day.weight == 20
-    counts = [day.arrivals(step).count for step in range(100)]
+    counts = [day.arrivals(step).num for step in range(100)]
     assert max(counts) < 700 and abs(np.mean(counts) * day.weight / 10_000 - 1) < 0.05

@@ -31,7 +31,7 @@ def test_every_request_gets_one_first_token_and_one_end() -> None:
     for at in range(400):
         batch = arrivals(int(random.integers(0, 60)) if at < 200 else 0, answer=int(random.integers(1, 500)))
         step = fleet.step(float(at), int(random.integers(2, 6)) if at < 200 else 3, batch)
-        came, first, ended = came + batch.count, first + len(step.ttft_s), ended + step.num_finished
+        came, first, ended = came + batch.num, first + len(step.ttft_s), ended + step.num_finished
     assert came == first == ended > 4000
     load = fleet.load(400.0)
     assert load.num_running == load.num_waiting == load.num_waiting_tokens == load.kv_use == 0

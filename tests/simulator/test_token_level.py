@@ -14,7 +14,7 @@ def test_every_request_gets_one_first_token_and_one_end_while_workers_come_and_g
     for at in range(60):
         batch = arrivals(int(random.integers(0, 12)) if at < 20 else 0, prompt=300, answer=40)
         step = fleet.step(at / 2, int(random.integers(0, 4)) if at < 20 else 2, batch)
-        came, first, ended = came + batch.count, first + len(step.ttft_s), ended + step.num_finished
+        came, first, ended = came + batch.num, first + len(step.ttft_s), ended + step.num_finished
         fleet._scheduler.check_integrity()
     assert came == first == ended > 50
     load = fleet.load(30.0)

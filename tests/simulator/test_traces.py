@@ -29,7 +29,7 @@ def test_the_azure_layout_in_any_order(tmp_path: Path) -> None:
     assert trace.num_steps == 125
     assert trace.arrivals(0).prompts.tolist() == [374, 396] and trace.arrivals(0).answers.tolist() == [44, 109]
     assert trace.arrivals(124).prompts.tolist() == [879]
-    assert sum(trace.arrivals(step).count for step in range(trace.num_steps)) == 3
+    assert sum(trace.arrivals(step).num for step in range(trace.num_steps)) == 3
 
 
 def test_the_burstgpt_layout_without_its_failed_requests(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import msgspec
 from headrace_shared.errors import ConfigError
 from headrace_shared.settings import EXIT_CONFIG, load_settings_or_exit
 from headrace_simulator import checking
-from headrace_simulator.gates import Open
-from headrace_simulator.plan import make_cluster, make_kind, make_plan, make_scaler
+from headrace_simulator.plan import make_cluster, make_gate, make_kind, make_plan, make_scaler
 from headrace_simulator.plots import draw, has_matplotlib
 from headrace_simulator.recorder import Result
 from headrace_simulator.settings import SimulateSettings
@@ -33,8 +32,9 @@ def main() -> int:
     settings = load_settings_or_exit(
         SimulateSettings,
         prog=PROG,
-        description="Runs a day of traffic against a simulated fleet, once for each policy. The autoscaler's policy is "
-        "its own code; so are, with --detail tokens, the scheduler's core and the workers' loops.",
+        description="Runs a day of traffic against a simulated fleet, once for each policy. The autoscaler's policy "
+        "and the router's admission are their own code; with --detail tokens so are the scheduler's core and "
+        "the workers' loops.",
     )
     try:
         return _check(settings) if settings.check else _compare(settings)
@@ -58,7 +58,9 @@ def _compare(settings: SimulateSettings) -> int:
     for policy in settings.policies:
         scaler, num_first = make_scaler(settings, plan, policy)
         frame = plan.frame._replace(num_first=num_first)
-        results.append(simulate(policy, frame, make_cluster(settings, plan), scaler, Open(), _progress(policy)))
+        results.append(
+            simulate(policy, frame, make_cluster(settings, plan), scaler, make_gate(settings, plan), _progress(policy))
+        )
         sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
     sys.stdout.write(make_table(results))
     if settings.out:

@@ -17,7 +17,7 @@ class Arrivals(NamedTuple):
     answers: Ints
 
     @property
-    def count(self) -> int:
+    def num(self) -> int:
         return len(self.prompts)
 
 

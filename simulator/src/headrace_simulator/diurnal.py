@@ -49,7 +49,8 @@ class Day:
         self._seed = seed
         self._step_s = step_s
         self._num_steps = ceil(duration_s / step_s)
-        seconds = (start_hour * 3600 + step_s * (np.arange(self._num_steps) + 0.5)) % DAY_S
+        middles: Floats = step_s * (np.arange(self._num_steps, dtype=np.float64) + 0.5)
+        seconds: Floats = np.mod(start_hour * 3600 + middles, DAY_S)
         shape = np.ones(self._num_steps) if steady else _shape(seconds) * _noise(self._num_steps, step_s, seed)
         self._rates: Floats = peak_rate * shape
         self._weight = max(1, ceil(peak_rate * step_s / max_per_step))

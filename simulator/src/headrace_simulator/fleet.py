@@ -51,6 +51,10 @@ class VirtualFleet:
     def counts(self) -> Counts:
         return Counts(self._ready, len(self._starting), self._parked, len(self._parking), len(self._leaving))
 
+    def coming_in_s(self, now: float) -> tuple[float, ...]:
+        """Seconds until each of those that start is ready."""
+        return tuple(at - now for at in self._starting)
+
     def advance(self, now: float) -> None:
         self.worker_s += self.counts.total * (now - self._at)
         self._at = now

@@ -69,9 +69,9 @@ class MeanField:
 
     def step(self, now: float, num_ready: int, arrivals: Arrivals) -> Step:
         self._scale(num_ready)
-        if arrivals.count:
+        if arrivals.num:
             self._queue.append((now, arrivals))
-            self._num_waiting += arrivals.count
+            self._num_waiting += arrivals.num
             self._num_waiting_tokens += int(arrivals.prompts.sum())
         if not num_ready:
             self._spent, self._utilization = IDLE, 0.0
@@ -115,7 +115,7 @@ class MeanField:
         while self._queue and places > 0 and room > 0:
             came, batch = self._queue.popleft()
             needed = np.cumsum(batch.prompts)
-            count = min(places, int(np.searchsorted(needed, room, side="right")), batch.count)
+            count = min(places, int(np.searchsorted(needed, room, side="right")), batch.num)
             if count:
                 part = Arrivals(batch.prompts[:count], batch.answers[:count])
                 taken.append(part)
@@ -125,7 +125,7 @@ class MeanField:
                 self._held_starting += float(needed[count - 1])
                 self._num_waiting -= count
                 self._num_waiting_tokens -= int(needed[count - 1])
-            if count < batch.count:
+            if count < batch.num:
                 self._queue.appendleft((came, Arrivals(batch.prompts[count:], batch.answers[count:])))
                 break
         if not taken:
@@ -134,7 +134,7 @@ class MeanField:
         return np.concatenate(waits), Arrivals(prompts, np.concatenate([each.answers for each in taken]))
 
     def _first_tokens(self, now: float, waits: Floats, admitted: Arrivals) -> Floats:
-        count = admitted.count
+        count = admitted.num
         self._note_prompts(admitted.prompts)
         if not count:
             return np.empty(0)
@@ -194,8 +194,8 @@ class MeanField:
             np.add.at(self._end_offsets, ends, offsets)
             self._offsets += float(offsets.sum())
             self._held_starting -= float(batch.prompts.sum())
-            self._num_decoding += batch.count
-            self._num_starting -= batch.count
+            self._num_decoding += batch.num
+            self._num_starting -= batch.num
 
     def _iterations(self, running: float) -> tuple[float, float, float]:
         """Of a worker with so many sequences: how long an iteration takes that only decodes, how long one that is

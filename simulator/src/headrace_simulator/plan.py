@@ -10,6 +10,7 @@ from headrace_simulator.arrivals import Traffic
 from headrace_simulator.cluster import Cluster
 from headrace_simulator.diurnal import MAX_ANSWER, MEAN_ANSWER, MEAN_PROMPT, Day
 from headrace_simulator.fleet import Times
+from headrace_simulator.gates import Gate, Open, RouterGate
 from headrace_simulator.mean_field import MeanField
 from headrace_simulator.scalers import Fixed, LagThreshold, OwnPolicy, Scaler
 from headrace_simulator.settings import SimulateSettings
@@ -31,6 +32,8 @@ class Plan(NamedTuple):
     frame: Frame
     capacity: float
     """Requests a second that one worker serves when it is fully used."""
+    mean_prompt: float
+    mean_answer: float
     max_answer: int
 
 
@@ -56,10 +59,9 @@ def make_plan(settings: SimulateSettings) -> Plan:
     max_workers = settings.gpus // settings.gpus_per_worker
     if not max_workers:
         raise ConfigError("gpus", f"fewer than the {settings.gpus_per_worker} of one worker")
-    if settings.trace:
-        traffic, capacity, max_answer = _trace(settings, kind, max_workers)
-    else:
-        traffic, capacity, max_answer = _day(settings, kind, max_workers)
+    make = _trace if settings.trace else _day
+    traffic, (mean_prompt, mean_answer), max_answer = make(settings, kind, max_workers)
+    capacity = kind.capacity(mean_prompt, mean_answer)
     if settings.detail == "tokens" and traffic.weight > 1:
         raise ConfigError("detail", "tokens: too much load to simulate each; fewer gpus, or more max-requests-per-step")
     first_rate = traffic.rate(0)
@@ -74,7 +76,7 @@ def make_plan(settings: SimulateSettings) -> Plan:
         target_s=settings.ttft_target_s,
         cost_per_worker_hour=settings.cost_per_gpu_hour * settings.gpus_per_worker,
     )
-    return Plan(frame, capacity, max_answer)
+    return Plan(frame, capacity, mean_prompt, mean_answer, max_answer)
 
 
 def make_cluster(settings: SimulateSettings, plan: Plan) -> Cluster:
@@ -122,10 +124,21 @@ def minute_rates(traffic: Traffic, step_s: float) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def _day(settings: SimulateSettings, kind: WorkerKind, max_workers: int) -> tuple[Traffic, float, int]:
-    capacity = kind.capacity(MEAN_PROMPT, MEAN_ANSWER)
+def make_gate(settings: SimulateSettings, plan: Plan) -> Gate:
+    if not settings.max_wait_s:
+        return Open()
+    return RouterGate(
+        plan.frame.kind,
+        mean_prompt=plan.mean_prompt,
+        mean_answer=plan.mean_answer,
+        weight=plan.frame.traffic.weight,
+        max_wait_s=settings.max_wait_s,
+    )
+
+
+def _day(settings: SimulateSettings, kind: WorkerKind, max_workers: int) -> tuple[Traffic, tuple[float, float], int]:
     day = Day(
-        settings.peak * max_workers * capacity,
+        settings.peak * max_workers * kind.capacity(MEAN_PROMPT, MEAN_ANSWER),
         step_s=settings.step_s,
         duration_s=settings.hours * 3600,
         start_hour=settings.start_hour,
@@ -133,12 +146,11 @@ def _day(settings: SimulateSettings, kind: WorkerKind, max_workers: int) -> tupl
         seed=settings.seed,
         steady=settings.steady,
     )
-    return day, capacity, MAX_ANSWER
+    return day, (MEAN_PROMPT, MEAN_ANSWER), MAX_ANSWER
 
 
-def _trace(settings: SimulateSettings, kind: WorkerKind, max_workers: int) -> tuple[Traffic, float, int]:
+def _trace(settings: SimulateSettings, kind: WorkerKind, max_workers: int) -> tuple[Traffic, tuple[float, float], int]:
     trace = read_trace(settings.trace, step_s=settings.step_s, weight=settings.trace_weight or 1)
-    capacity = kind.capacity(*trace.mean_lengths)
     if not settings.trace_weight:
-        trace = trace.weighted(scaled(trace, settings.peak * max_workers * capacity))
-    return trace, capacity, trace.max_answer
+        trace = trace.weighted(scaled(trace, settings.peak * max_workers * kind.capacity(*trace.mean_lengths)))
+    return trace, trace.mean_lengths, trace.max_answer

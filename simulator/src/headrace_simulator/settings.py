@@ -51,6 +51,8 @@ class SimulateSettings(Struct, frozen=True, kw_only=True):
     """Of everything that is drawn."""
     ttft_target_s: Annotated[float, Meta(gt=0, le=3600)] = 2.0
     """Wanted time to first token."""
+    max_wait_s: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
+    """The router refuses requests that are expected to wait longer for their first token; 0: it refuses none."""
     cold_start_s: Seconds = 90.0
     """Until a new worker is ready: container, weights, recorded graphs."""
     promotion_s: Seconds = 1.0

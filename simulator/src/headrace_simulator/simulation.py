@@ -12,7 +12,7 @@ from headrace_shared.engine_speed import SpeedMeter, Work
 from headrace_simulator.arrivals import Arrivals, Floats, Traffic
 from headrace_simulator.cluster import Cluster, Load
 from headrace_simulator.fleet import Times, VirtualFleet
-from headrace_simulator.gates import Gate
+from headrace_simulator.gates import Coming, Gate
 from headrace_simulator.recorder import MINUTE_S, Recorder, Result
 from headrace_simulator.scalers import Scaler
 from headrace_simulator.workers import FULL, WorkerKind
@@ -64,12 +64,12 @@ def simulate(
             fleet.apply(target.desired, target.parked, now)
             fleet.advance(now)
         arrivals = traffic.arrivals(index)
-        num_let_in = gate.admit(arrivals.count, load, fleet.counts.ready, now)
+        workers = Coming(fleet.counts.ready, fleet.coming_in_s(now))
+        num_let_in = gate.admit(arrivals.num, load, workers)
         admitted = Arrivals(arrivals.prompts[:num_let_in], arrivals.answers[:num_let_in])
         step = cluster.step(now, fleet.counts.ready, admitted)
-        gate.on_step(len(step.ttft_s))
-        watch.on_step(admitted.count, step.ttft_s, cluster.load(now + step_s), now)
-        recorder.on_step(arrivals.count, arrivals.count - num_let_in, step.ttft_s, fleet.counts.ready, load)
+        watch.on_step(admitted.num, step.ttft_s, cluster.load(now + step_s), now)
+        recorder.on_step(arrivals.num, arrivals.num - num_let_in, step.ttft_s, fleet.counts.ready, load)
         if now + step_s >= minute_at + MINUTE_S:
             minute_at += MINUTE_S
             recorder.on_minute(minute_at, fleet.counts, load)

@@ -119,7 +119,7 @@ class TokenLevel:
         self._scale(num_ready, now)
         for worker in self._workers:
             worker.spent = IDLE
-        times = np.sort(self._random.random(arrivals.count)) * self._step_s
+        times = np.sort(self._random.random(arrivals.num)) * self._step_s
         for after_s, prompt, answer in zip(times, arrivals.prompts, arrivals.answers, strict=True):
             self._at(now + float(after_s), _Came(self._request(int(prompt), int(answer))))
         end = now + self._step_s

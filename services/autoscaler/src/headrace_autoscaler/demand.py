@@ -93,7 +93,7 @@ def demand(observation: Observation, load: Load, places: float, clear_s: float, 
     if not num_waiting:
         by_rate = max(by_rate, load.mean_running / unit * growth)
     mean, present = load.mean_running / unit, num_in_system / places
-    if observation.load is not None:
+    if observation.load is not None and num_in_system:
         present = max(present, observation.load * observation.num_ready)
     # Less than half of the average is no chance: the load is gone, and only the average still knows it.
     most = growth * (present if 2 * present < mean else max(present, mean))

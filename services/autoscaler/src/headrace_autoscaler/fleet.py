@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from headrace_autoscaler.loads import Loads, counters_of
 from headrace_autoscaler.rates import PromptRate
 from headrace_autoscaler.standing import SILENT_AFTER_S, Heard
 from headrace_shared.messages import Hello, Telemetry, WorkerId, WorkerState
@@ -49,6 +50,8 @@ class ModelFleet(NamedTuple):
     kv_use: float | None
     batch_occupancy: float | None
     gpu_utilization: float | None
+    load: float | None
+    """As in `Observation`."""
 
 
 class _Worker(NamedTuple):
@@ -69,6 +72,7 @@ class Fleet:
         self._services: dict[str, _Service] = {}
         """Schedulers and routers."""
         self._models: dict[str, None] = {}
+        self._loads: dict[str, Loads] = {}
 
     @property
     def models(self) -> list[str]:
@@ -92,6 +96,10 @@ class Fleet:
             gauges = figures.gauges
             rate = worker.rate.after(gauges.get(NUM_PREFILL_TOKENS, 0.0), gauges.get(BUSY_S, 0.0))
             self._workers[worker.hello.worker] = worker._replace(gauges=gauges, rate=rate)
+            counters = counters_of(gauges)
+            if counters is not None and worker.hello.model in self._models:
+                loads = self._loads.setdefault(worker.hello.model, Loads())
+                loads.on_counters(worker.hello.worker, counters, now)
         elif figures.service in ("scheduler", "router") and self._has_room(figures.id):
             self._services[figures.id] = _Service(figures, now)
 
@@ -150,7 +158,12 @@ class Fleet:
             kv_use=1.0 - num_free / num_blocks if num_blocks else None,
             batch_occupancy=min(1.0, num_running / num_places) if num_places else None,
             gpu_utilization=_mean([value for each in ready if (value := each.gauges.get(GPU_UTILIZATION)) is not None]),
+            load=self._load(model, {each.hello.worker: each.hello.max_sequences for each in ready}),
         )
+
+    def _load(self, model: str, places: Mapping[WorkerId, int]) -> float | None:
+        loads = self._loads.get(model)
+        return None if loads is None else loads.load(places)
 
     def _has_room(self, service_id: str) -> bool:
         return service_id in self._services or len(self._services) < MAX_SERVICES
@@ -158,6 +171,8 @@ class Fleet:
     def _expire(self, now: float) -> None:
         self._workers = {key: each for key, each in self._workers.items() if now - each.at <= FORGET_S}
         self._services = {key: each for key, each in self._services.items() if now - each.at <= SILENT_AFTER_S}
+        for loads in self._loads.values():
+            loads.forget(self._workers)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -59,6 +59,7 @@ class Gathering:
             batch_occupancy=fleet.batch_occupancy,
             gpu_utilization=fleet.gpu_utilization,
             ttft_s=fleet.ttft_s,
+            load=fleet.load,
         )
 
     async def _depth(self, model: str) -> QueueDepth | None:
