@@ -13,6 +13,8 @@ SILENCE_S = 30.0
 """A worker that runs and has said nothing for so long hangs, if the others are heard."""
 HELLO_S = 180.0
 """The same for one that has never said anything."""
+HUNG_GRACE_S = 5.0
+"""Whoever does not speak will hardly obey, and holds a place and a GPU."""
 EXIT_CONFIG = 2
 """Exit code of a worker whose settings cannot be served: no other one will fare better."""
 
@@ -50,7 +52,7 @@ def repair(
         elif (problem := _problem(ledger, each, now, heard_for_s)) is not None:
             if ledger.begin_end(each):
                 failures = failures.failed(f"{each.worker}: {problem}", now)
-            actions.append(Remove(each.instance, bounds.stop_grace_s, problem))
+            actions.append(Remove(each.instance, min(bounds.stop_grace_s, HUNG_GRACE_S), problem))
         elif each.phase in (Phase.LEAVING, Phase.PARKING) and _is_overdue(ledger, each, now, bounds):
             ledger.begin_end(each)
             actions.append(Remove(each.instance, bounds.stop_grace_s, "its time to drain is up"))
