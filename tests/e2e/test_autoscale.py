@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.launcher import Launched, launched
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.model]
+pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(300)]
 
 PERIOD_S = 1.0
 BUSY_S = 6.0
