@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import httpx
 import psutil
 
 from tests.e2e.launcher import Launched, launched
+
+READY_S = 60.0
 
 
 def main() -> None:
@@ -50,7 +53,7 @@ def measure(is_on: bool, num_workers: int, seconds: float) -> float:
 
 @contextlib.contextmanager
 def more_workers(system: Launched, count: int) -> Iterator[None]:
-    """All in one process."""
+    """All in one process; ready when this returns."""
     if count < 1:
         yield
         return
@@ -58,7 +61,12 @@ def more_workers(system: Launched, count: int) -> Iterator[None]:
     command = [sys.executable, "-m", "headrace_worker", "--engine", "timing", "--health-port", "0"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        threading.Event().wait(8.0)
+        before = httpx.get(f"{system.url}/health").json()["workers"]
+        deadline = time.monotonic() + READY_S
+        while httpx.get(f"{system.url}/health").json()["workers"] < before + count:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{count} more workers are not ready after {READY_S} s")
+            time.sleep(0.5)
         yield
     finally:
         process.terminate()

@@ -166,3 +166,9 @@ def test_compare_tells_ratios_and_differing_loads(tmp_path: Path, capsys: pytest
     assert "rate: A 4.0, B 8.0" in out
     assert any("output tokens/s" in line and "1.50  better" in line for line in out.splitlines())
     assert any("TTFT p99" in line and "2.00  worse" in line for line in out.splitlines())
+
+
+async def test_a_closed_loop_does_not_ask_a_server_that_refuses_as_fast_as_it_can(flooded: Flooded) -> None:
+    flooded.server.status = 503
+    report = await flooded.flood("--concurrency", "2", "--duration", "1")
+    assert report.num_complete == 0 and 2 <= report.num_requests <= 22

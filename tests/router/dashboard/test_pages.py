@@ -138,6 +138,17 @@ async def test_a_flood_ends_with_its_page_and_there_is_one_at_a_time() -> None:
             assert response.status_code == 200
 
 
+async def test_a_flood_does_not_hold_up_the_routers_end() -> None:
+    async with running_router(says("abc", pause_s=0.2)) as router:
+        plan = {"rate": 5, "duration_s": 60}
+        async with router.client.stream("POST", "/dashboard/api/flood", json=plan, headers=OWN) as response:
+            events = events_of(response)
+            await anext(events)
+            router.service.drain()
+            async with asyncio.timeout(4.0):
+                assert [name async for name, _ in events][-1] == "done"
+
+
 @pytest.mark.parametrize(
     ("plan", "param"),
     [({"rate": 0}, "rate"), ({"rate": 1e9}, "rate"), ({"rate": 1, "duration_s": 1e6}, "duration_s"), ({}, None)],

@@ -13,6 +13,8 @@ from headrace_cli.flood.http_client import ConnectionBroken, HttpClient
 from headrace_cli.flood.meter import UNFINISHED, Exchange, Meter
 from headrace_cli.flood.settings import MAX_REQUESTS, FloodSettings
 
+PAUSE_S = 0.1
+"""In a closed loop, after a failure: a server that refuses is not to be asked as fast as it can refuse."""
 NOT_SENT = "not sent: too many open"
 
 _encode = msgspec.json.Encoder().encode
@@ -90,7 +92,7 @@ class Generator:
                 exchange = self._meter.due(arrival.at)
                 self._meter.ended(exchange, max(arrival.at, self.now()), NOT_SENT)
                 continue
-            self._spawn(self._converse(script, arrival.at))
+            self._spawn(self._converse_once(script, arrival.at))
 
     async def _begin_closed(self) -> None:
         for _ in range(self._settings.concurrency or 0):
@@ -99,7 +101,8 @@ class Generator:
     async def _converse_for_ever(self) -> None:
         while self.now() < self._settings.duration and self._number < MAX_REQUESTS:
             now = self.now()
-            await self._converse(self._next_script(Arrival(now)), now)
+            if not await self._converse(self._next_script(Arrival(now)), now):
+                await asyncio.sleep(PAUSE_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -116,8 +119,11 @@ class Generator:
         self._number += 1
         return self._author.script(self._number - 1, arrival)
 
-    async def _converse(self, script: Script, due_at: float) -> None:
-        """One turn after the other; the first that fails is the last."""
+    async def _converse_once(self, script: Script, due_at: float) -> None:
+        await self._converse(script, due_at)
+
+    async def _converse(self, script: Script, due_at: float) -> bool:
+        """One turn after the other; False if one failed, which is the last then."""
         messages: list[dict[str, str]] = []
         for number, turn in enumerate(script.turns):
             if number:
@@ -125,13 +131,14 @@ class Generator:
                     await asyncio.sleep(turn.think_s)
                 due_at = self.now()
                 if due_at >= self._settings.duration:
-                    return
+                    return True
             messages.append({"role": "user", "content": self._author.message(script, number)})
             body = _encode(self._author.body(messages, turn))
             text = await self._ask(body, due_at, keeps_text=number + 1 < len(script.turns))
             if text is None:
-                return
+                return False
             messages.append({"role": "assistant", "content": text})
+        return True
 
     async def _ask(self, body: bytes, due_at: float, *, keeps_text: bool) -> str | None:
         """The answer's text, if it is wanted; None if there is no whole answer."""

@@ -145,7 +145,8 @@ class HttpClient:
 
     def __init__(self, target: Target, api_key: str) -> None:
         self._target = target
-        fields = [f"Host: {target.host}:{target.port}", "Content-Type: application/json"]
+        host = f"[{target.host}]" if ":" in target.host else target.host
+        fields = [f"Host: {host}:{target.port}", "Content-Type: application/json"]
         if api_key:
             fields.append(f"Authorization: Bearer {api_key}")
         if any("\r" in field or "\n" in field for field in fields):

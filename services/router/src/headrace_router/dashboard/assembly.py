@@ -20,4 +20,4 @@ def start_dashboard(service: Service, bus: Bus, models: Models, journal: Journal
     service.spawn(collector.run(), "dashboard")
     service.spawn(stories.run(), "stories")
     watchers = Watchers(collector, service.draining)
-    return Dashboard(service.id, collector, watchers, Inspector(journal, stories), Flooding(), models)
+    return Dashboard(service.id, collector, watchers, Inspector(journal, stories), Flooding(service.draining), models)

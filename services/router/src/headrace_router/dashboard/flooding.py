@@ -26,26 +26,30 @@ _HEADERS = (b"authorization", b"x-api-key", b"host")
 
 
 class Flooding:
-    """One flood at a time for each router."""
+    """One flood at a time for each router. They end when `draining` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, draining: asyncio.Event) -> None:
+        self._draining = draining
         self._is_running = False
 
-    def start(self) -> None:
-        """Raises Overloaded. `stream` must be read afterwards, to its end or not."""
+    def check(self) -> None:
+        """Raises Overloaded if there is one already."""
         if self._is_running:
             raise Overloaded("A flood is running already.", retry_after_s=5.0, code="flood_running")
-        self._is_running = True
 
     async def stream(self, plan: FloodPlan, model: str, scope: Scope) -> AsyncIterator[bytes]:
         """Server-sent events: how it goes, twice a second, and at last `event: done`."""
+        if self._is_running:
+            return  # both were let in before either had begun
+        self._is_running = True
         run = _Run(plan, model, scope)
         work = asyncio.create_task(run.run(), name="flood")
         try:
-            while not work.done():
+            while not work.done() and not self._draining.is_set():
                 await asyncio.wait((work,), timeout=TELL_S)
                 yield b"data: " + msgspec.json.encode(run.tell()) + b"\n\n"
-            work.result()
+            if work.done():
+                work.result()
             yield b"event: done\ndata: {}\n\n"
         finally:
             self._is_running = False

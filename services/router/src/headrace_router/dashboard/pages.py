@@ -79,7 +79,7 @@ def make_dashboard_router(dashboard: Dashboard) -> APIRouter:
         plan = parse_plan(await read_json_body(request.headers, request.receive, BODY_LIMITS))
         model = plan.model or next((model.card.model for model in dashboard.models.all()), "")
         dashboard.models.get(model)
-        dashboard.flooding.start()
+        dashboard.flooding.check()
         return StreamingResponse(dashboard.flooding.stream(plan, model, request.scope), headers=sse.HEADERS)
 
     return router
