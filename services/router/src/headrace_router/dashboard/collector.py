@@ -9,11 +9,11 @@ import structlog
 from headrace_router.dashboard.board import Board
 from headrace_router.dashboard.frame import MAX_PEERS, Depth, make_frame
 from headrace_router.dashboard.history import History
-from headrace_shared.backlog import lane_depth
+from headrace_shared.backlog import model_depths
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import BusError, ProtocolError
-from headrace_shared.messages import Hello, Lane, Telemetry
+from headrace_shared.messages import Hello, Telemetry
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
 PERIOD_S = 1.0
@@ -70,20 +70,13 @@ class Collector:
         models = list(self._models())[:MAX_PEERS]
         if not self._bus.is_connected:
             return dict.fromkeys(models, UNKNOWN)
-        return dict(zip(models, await asyncio.gather(*map(self._depth, models)), strict=True))
-
-    async def _depth(self, model: str) -> Depth:
-        waiting = taken = 0
         try:
             async with asyncio.timeout(DEPTH_TIMEOUT_S):
-                for lane in Lane:
-                    depth = await lane_depth(self._bus, model, lane)
-                    waiting += depth.num_pending
-                    taken += depth.num_unacknowledged
+                depths = await model_depths(self._bus, models)
         except (BusError, TimeoutError) as error:
-            log.debug("queue depth unknown", model=model, error=str(error))
-            return UNKNOWN
-        return Depth(waiting, taken)
+            log.debug("queue depths unknown", error=str(error))
+            return dict.fromkeys(models, UNKNOWN)
+        return {model: Depth(depth.num_pending, depth.num_unacknowledged) for model, depth in depths.items()}
 
     def _on_hello(self, message: Message) -> None:
         try:
