@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
+from headrace_cli.flood.report import Report, read_report
+
 PIECE = b'data: {"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"data: [DONE]\n\n"
@@ -64,7 +66,7 @@ async def serve(tokens_per_s: float) -> None:
     await server.serve_forever()
 
 
-def flood(port: int, streams: int, seconds: float, tokens: int) -> tuple[float, int, dict[str, object]]:
+def flood(port: int, streams: int, seconds: float, tokens: int) -> tuple[float, int, Report]:
     """(processor seconds, peak memory in KiB, report)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
@@ -72,7 +74,7 @@ def flood(port: int, streams: int, seconds: float, tokens: int) -> tuple[float, 
         command += ["--concurrency", str(streams), "--duration", str(seconds), "--drain", "0", "--json", str(path)]
         process = subprocess.Popen([*command, "--output-tokens", str(tokens)], stdout=subprocess.DEVNULL)
         _, _, usage = os.wait4(process.pid, 0)
-        return usage.ru_utime + usage.ru_stime, usage.ru_maxrss, json.loads(path.read_bytes())
+        return usage.ru_utime + usage.ru_stime, usage.ru_maxrss, read_report(str(path))
 
 
 def main() -> None:
@@ -97,12 +99,12 @@ def main() -> None:
     finally:
         server.kill()
         server.wait()
-    rows = report["itl"], report["send_lag"], report["num_requests"]
-    itl, lag, num_requests = (row if isinstance(row, dict) else {"count": row} for row in rows)
-    cost_s = (busy_s - rest_s) / max(1, itl["count"])
-    print(f"{given.streams} streams, {itl['count']} pieces, {num_requests['count']} requests")
+    num_pieces = max(1, report.itl.count)
+    cost_s = (busy_s - rest_s) / num_pieces
+    print(f"{given.streams} streams, {num_pieces} pieces, {report.num_requests} requests")
+    late_ms = report.send_lag.p99 or 0.0
     print(
-        f"{1e6 * cost_s:.1f} µs of a core a piece; {busy_s / given.seconds:.0%} of a core; late by p99 {lag['p99']} ms"
+        f"{1e6 * cost_s:.1f} µs of a core a piece; {busy_s / given.seconds:.0%} of a core; late by p99 {late_ms:.1f} ms"
     )
     print(f"{(busy_kib - rest_kib) / given.streams:.1f} KiB a stream")
     print(f"a core holds about {1 / cost_s / given.tokens_per_s:.0f} streams of {given.tokens_per_s:.0f} tokens/s")
