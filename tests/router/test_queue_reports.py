@@ -136,6 +136,25 @@ async def test_a_call_without_a_stream_is_looked_up_by_the_clients_own_id() -> N
         assert (await router.client.get("/v1/requests/order-7?wait=false")).status_code == 404
 
 
+async def test_who_comes_back_while_the_call_waits_hears_its_place() -> None:
+    async with (
+        running_router(says("abcde"), settings=SETTINGS) as router,
+        telling(router.worker.bus, worker_figures(0.02)),
+    ):
+        router.worker.is_taking = False
+        await asyncio.sleep(0.1)
+        async with router.client.stream(
+            "POST", "/v1/completions", json=BODY, headers={"Headrace-Resumable": "1"}
+        ) as reply:
+            request_id = reply.headers["headrace-request-id"]
+        back = asyncio.create_task(router.client.get(f"/v1/requests/{request_id}"))
+        await asyncio.sleep(0.9)
+        router.worker.is_taking = True
+        text = (await back).text
+        assert re.match(r": position 1(, eta \d+\.\d s)?\n\n", text), text
+        assert text.endswith("data: [DONE]\n\n")
+
+
 async def test_a_held_call_is_looked_up_at_any_router_to_its_end() -> None:
     async with (
         running_router(says("abcde"), settings=SETTINGS) as router,

@@ -92,6 +92,7 @@ class Generation:
         self._told = told
         self._counts = counts
         self._tracker = tracker
+        self._has_heard = False
         self._trace = trace
         self._known: list[ChoiceDelta] = []
         self._sources = AsyncExitStack()
@@ -116,7 +117,8 @@ class Generation:
     @property
     def has_begun(self) -> bool:
         """There have been events of at least one request."""
-        return any(prompt.has_started for prompt in self._prompts)
+        # What others have queued counts as started from the beginning, for whoever would take it out of the queue.
+        return self._has_heard or (not self._follows and any(prompt.has_started for prompt in self._prompts))
 
     @property
     def place(self) -> Place | None:
@@ -197,6 +199,7 @@ class Generation:
             prompt = self._by_id.get(message.request_id)
             if prompt is None:
                 continue
+            self._has_heard = True
             if not prompt.has_started:
                 self._on_started(prompt)
             if isinstance(message, RequestEnded):
@@ -315,6 +318,7 @@ class Generation:
             beyond = any(frame.index > cursor.next_index for frame in own if frame.attempt >= cursor.attempt)
             is_whole = is_whole and (cursor.is_finished or not beyond)
         if deltas or ended is not None:
+            self._has_heard = True
             self._on_started(prompt)
         if deltas:
             self._watchdog.on_event(self._now())
