@@ -28,6 +28,22 @@ def test_routers_take_ports_in_a_row() -> None:
         (9002, "9002"),
     ]
     assert made.routers[0].environ["HEADRACE_HOST"] == "0.0.0.0"
+    assert "HEADRACE_REQUIRE_KEYS" not in made.routers[0].environ
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "", "example.org"])
+def test_other_machines_need_keys_or_an_explicit_word(host: str) -> None:
+    with pytest.raises(ConfigError, match="--require-keys"):
+        UpSettings(host=host).check()
+    UpSettings(host=host, open_to_all=True).check()
+    strict = UpSettings(host=host, require_keys=True)
+    strict.check()
+    assert plan(strict).routers[0].environ["HEADRACE_REQUIRE_KEYS"] == "True"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_this_machine_needs_none(host: str) -> None:
+    UpSettings(host=host).check()
 
 
 def test_scheduler_and_worker_agree_on_the_name() -> None:

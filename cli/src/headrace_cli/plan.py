@@ -115,8 +115,11 @@ def make_plan(
             "min_workers": min(settings.min_workers, len(places)),
             "max_workers": len(places),
         }
+    router: dict[str, object] = {"host": settings.host}
+    if settings.require_keys:  # else the router's own section of the file may still say so
+        router["require_keys"] = True
     return Plan(
-        routers=specs("router", settings.routers, {"host": settings.host}, port=settings.port),
+        routers=specs("router", settings.routers, router, port=settings.port),
         schedulers=schedulers,
         workers=workers,
         autoscalers=specs("autoscaler", int(settings.autoscaler), autoscaler),

@@ -1,5 +1,6 @@
 """Settings of the commands."""
 
+import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -29,6 +30,10 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     """Address of the HTTP interface."""
     port: Port = 8000
     """Port of the first router; further routers take the ports that follow."""
+    require_keys: bool = False
+    """Answer only callers with an API key (`headrace keys create`)."""
+    open_to_all: bool = False
+    """Listen at an address that other machines reach, and answer whoever asks there."""
     routers: Count = 1
     """Number of router processes."""
     schedulers: Count = 1
@@ -82,6 +87,9 @@ class UpSettings(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises ConfigError if settings contradict each other."""
+        if not (self.require_keys or self.open_to_all or is_loopback(self.host)):
+            wanted = "--require-keys, or --open-to-all if anybody may use it"
+            raise ConfigError("--host", f"other machines can reach {self.host or 'all addresses'}: add {wanted}")
         if not self.autoscale:
             return
         if not self.autoscaler:
@@ -174,3 +182,11 @@ def base_data_dir(environ: Mapping[str, str]) -> Path:
 
 def data_dir_of(data_dir: str, port: int, environ: Mapping[str, str]) -> Path:
     return Path(data_dir).expanduser().absolute() if data_dir else base_data_dir(environ) / str(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine gets there. A name is taken for what it usually means, without asking anybody."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
