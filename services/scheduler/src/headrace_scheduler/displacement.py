@@ -42,10 +42,17 @@ def _victims(sequence: Sequence, ledger: WorkerLedger) -> list[Stay] | None:
     match = ledger.match(sequence)
     lacking = ledger.num_new_blocks(sequence, match) + ledger.pool.count_free(match.block_ids)
     lacking += ledger.headroom(sequence) - ledger.pool.num_free - ledger.pool.num_awaiting
-    num_excess = len(ledger.running) + 1 - ledger.facts.max_sequences
-    if lacking <= 0 and num_excess <= 0:
+    num_excess = len(ledger.running) + 1 - ledger.max_stays
+    # Those who decode have the places of an iteration; prompts that wait for one go by rank.
+    num_decoding = sum(_decodes(stay) for stay in ledger.running.values())
+    decoding_excess = num_decoding + 1 - ledger.facts.max_sequences
+    if lacking <= 0 and num_excess <= 0 and decoding_excess <= 0:
         return []
-    candidates = sorted(_candidates(sequence, ledger), key=lambda pair: pair[0].sacrifice, reverse=True)
+    candidates = sorted(
+        _candidates(sequence, ledger),
+        key=lambda pair: (decoding_excess > 0 and _decodes(pair[1]), pair[0].sacrifice),
+        reverse=True,
+    )
     taken: Counter[str] = Counter()
     victims: list[Stay] = []
     for victim, stay in candidates:
@@ -55,9 +62,14 @@ def _victims(sequence: Sequence, ledger: WorkerLedger) -> list[Stay] | None:
         taken[share.tenant] += 1
         victims.append(stay)
         lacking -= ledger.pool.count_sole(stay.block_ids)
-        if lacking <= 0 and len(victims) >= num_excess:
+        decoding_excess -= _decodes(stay)
+        if lacking <= 0 and len(victims) >= num_excess and decoding_excess <= 0:
             return victims
     return None
+
+
+def _decodes(stay: Stay) -> bool:
+    return stay.num_computed >= stay.known_at_start
 
 
 def _candidates(sequence: Sequence, ledger: WorkerLedger) -> list[tuple[Sequence, Stay]]:
