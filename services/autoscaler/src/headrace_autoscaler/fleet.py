@@ -10,6 +10,7 @@ from headrace_autoscaler.standing import SILENT_AFTER_S, Heard
 from headrace_shared.messages import Hello, Telemetry, WorkerId, WorkerState
 from headrace_shared.telemetry import (
     BUSY_S,
+    GPU_UTILIZATION,
     NUM_BLOCKS,
     NUM_FREE_BLOCKS,
     NUM_PREFILL_TOKENS,
@@ -27,8 +28,6 @@ FORGET_S = 300.0
 MAX_WORKERS = 10_000
 MAX_MODELS = 1_000
 MAX_SERVICES = 10_000
-GPU_UTILIZATION = "gpu_utilization"
-"""Gauge of workers on GPUs, 0 to 1."""
 
 
 class ModelFleet(NamedTuple):

@@ -5,13 +5,14 @@ Names follow OpenTelemetry's conventions for hardware. NVML may block for millis
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import structlog
 
-from headrace_shared.telemetry import Instrument, Metrics
+from headrace_shared.telemetry import GPU_UTILIZATION, Instrument, Metrics
 
 PERIOD_S = 2.0
 
@@ -34,6 +35,17 @@ class GpuFigures(NamedTuple):
     temperature_c: float | None
 
 
+def own_gpus(device: str, num_ranks: int, visible: str | None) -> list[int | str]:
+    """Which GPUs the ranks of a worker use on this machine, as NVML knows them: by number or by UUID. `device`: as the
+    engine names it; `visible`: CUDA_VISIBLE_DEVICES."""
+    _, _, first = device.partition(":")
+    start = int(first) if first.isdigit() else 0
+    if visible is None:
+        return list(range(start, start + num_ranks))
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return [int(name) if name.isdigit() else name for name in names[start : start + num_ranks]]
+
+
 class Nvml:
     """Not for event loops. `open` is None without the package, the driver or a GPU."""
 
@@ -42,7 +54,7 @@ class Nvml:
         self._handles = handles
 
     @classmethod
-    def open(cls, library: Any = None) -> "Nvml | None":
+    def open(cls, gpus: Sequence[int | str], library: Any = None) -> "Nvml | None":
         """`library`: for tests."""
         try:
             nvml = library if library is not None else import_module("pynvml")
@@ -50,7 +62,10 @@ class Nvml:
             return None
         try:
             nvml.nvmlInit()
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            handles = [
+                nvml.nvmlDeviceGetHandleByIndex(gpu) if isinstance(gpu, int) else nvml.nvmlDeviceGetHandleByUUID(gpu)
+                for gpu in gpus
+            ]
         except nvml.NVMLError as error:
             log.info("no figures of GPUs", error=str(error))
             return None
@@ -83,12 +98,28 @@ class Nvml:
             return None
 
 
-async def watch_gpus(metrics: Metrics, nvml: Nvml) -> None:
-    """A task; never ends."""
-    gauges = [metrics.gauge(name) for name in (UTILIZATION, MEMORY_USED, MEMORY_LIMIT, POWER, TEMPERATURE)]
-    while True:
-        for hw_id, figures in (await asyncio.to_thread(nvml.read)).items():
-            for gauge, value in zip(gauges, figures, strict=True):
-                if value is not None:
-                    gauge.labels(hw_id).set(value)
-        await asyncio.sleep(PERIOD_S)
+class GpuWatch:
+    """`run` is a task; without GPUs, or a library to ask, it ends at once."""
+
+    def __init__(self, metrics: Metrics, open_nvml: Callable[[], Nvml | None]) -> None:
+        self._metrics = metrics
+        self._open_nvml = open_nvml
+        self._utilization: float | None = None
+
+    async def run(self) -> None:
+        nvml = await asyncio.to_thread(self._open_nvml)
+        if nvml is None:
+            return
+        gauges = [self._metrics.gauge(name) for name in (UTILIZATION, MEMORY_USED, MEMORY_LIMIT, POWER, TEMPERATURE)]
+        while True:
+            told = await asyncio.to_thread(nvml.read)
+            for hw_id, figures in told.items():
+                for gauge, value in zip(gauges, figures, strict=True):
+                    if value is not None:
+                        gauge.labels(hw_id).set(value)
+            self._utilization = fmean(figures.utilization for figures in told.values()) if told else None
+            await asyncio.sleep(PERIOD_S)
+
+    def gauges(self) -> dict[str, float]:
+        """For Telemetry."""
+        return {} if self._utilization is None else {GPU_UTILIZATION: self._utilization}

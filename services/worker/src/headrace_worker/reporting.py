@@ -27,13 +27,15 @@ class Reporting:
         session: Session,
         clock: Callable[[], float],
         memory: Callable[[], dict[int, tuple[int, int]]],
+        gpus: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        """`memory`: bytes in main memory and on the GPU, by rank, of an engine of several ranks."""
+        """`memory`: bytes in main memory and on the GPU, by rank, of an engine of several ranks. `gpus`: gauges."""
         model = facts.card.model
         self._facts = facts
         self._session = session
         self._clock = clock
         self._memory = memory
+        self._gpus = gpus
         self._counted_at = clock()
         self._num_iterations = 0
         self._num_prefilled = 0
@@ -83,6 +85,7 @@ class Reporting:
             telemetry.NUM_PREFILL_TOKENS: session.num_prefilled,
             telemetry.NUM_ITERATIONS: session.num_iterations,
             telemetry.BUSY_S: session.busy_s,
+            **self._gpus(),
             "num_stalled": num_stalled,
             "batch_occupancy": min(1.0, num_running / facts.max_sequences),
             **self._rank_gauges(),

@@ -8,6 +8,7 @@ says that it leaves and exits non-zero: its scheduler places the sequences elsew
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -27,7 +28,7 @@ from headrace_worker.commands import Commands
 from headrace_worker.duty import Action, Duty
 from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, Rested, TokenizerPart
 from headrace_worker.engine_link import AnyLink, EngineDied
-from headrace_worker.gpu import Nvml, watch_gpus
+from headrace_worker.gpu import GpuWatch, Nvml, own_gpus
 from headrace_worker.log_watch import LogWatch
 from headrace_worker.mirror import Mirror
 from headrace_worker.parallel.leader_node import LeaderNode
@@ -181,7 +182,8 @@ class WorkerService:
         )
         self._session = session
         memory = link.memory if isinstance(link, RankGroup) else dict
-        self._reporting = Reporting(self._service.metrics, self._facts, session, self._clock, memory)
+        gpus = self._watch_gpus(self._facts)
+        self._reporting = Reporting(self._service.metrics, self._facts, session, self._clock, memory, gpus.gauges)
         subscription = await self._bus.subscribe(
             grants_subject(self._id), lambda message: self._guard(lambda: session.on_control(message, self._clock()))
         )
@@ -195,8 +197,8 @@ class WorkerService:
             self._service.spawn(self._resume(session), "resume"),
             self._service.spawn(self._await_signal(), "signal"),
         ]
-        if self._facts.device.startswith("cuda") and (nvml := await asyncio.to_thread(Nvml.open)) is not None:
-            tasks.append(self._service.spawn(watch_gpus(self._service.metrics, nvml), "gpus"))
+        if self._facts.device.startswith("cuda"):
+            tasks.append(self._service.spawn(gpus.run(), "gpus"))
         if is_in_cluster:
             tasks.append(self._service.spawn(LogWatch(self._bus, session).run(), "log-watch"))
         try:
@@ -205,6 +207,12 @@ class WorkerService:
             for task in tasks:
                 task.cancel()
             await subscription.close()
+
+    def _watch_gpus(self, facts: Loaded) -> GpuWatch:
+        settings = self._settings
+        num_ranks = settings.tensor_parallel * settings.pipeline_parallel // settings.num_nodes
+        gpus = own_gpus(facts.device, num_ranks, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return GpuWatch(self._service.metrics, lambda: Nvml.open(gpus))
 
     def _watch(self, mirror: Mirror, facts: Loaded) -> StayWatch:
         tracing = self._service.tracing
