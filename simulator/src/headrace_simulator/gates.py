@@ -91,7 +91,7 @@ class RouterGate:
         refusal = judge(
             estimate,
             Depth(num_waiting, num_waiting * (mix.prompt_tokens + answer)),
-            mix.prompt_tokens + answer,
+            Depth(1, mix.prompt_tokens + answer),
             self._limits,
             left_s=float("inf"),
             margin=MARGIN,
