@@ -159,6 +159,19 @@ async def test_workers_that_compute_are_drained_and_not_stopped() -> None:
         assert engine.num_ready == 1
 
 
+async def test_after_the_broker_has_forgotten_the_epochs_workers_are_led_again() -> None:
+    bus = MemoryBus()
+    await prepare(bus)
+    async with engine_on(bus) as engine, running(bus, PLANS, engine):
+        await ask(bus, 16)
+        await until(lambda: engine.num_ready == 2)
+        for worker in engine.workers.values():
+            worker.command_epoch = 9  # of a leader of former times: they obey no lower one
+        await answer_all(bus)
+        await until(lambda: len(engine.workers) == 1)
+        assert max(generation for generation, _ in engine.starts) == 1 and engine.num_ready == 1
+
+
 async def test_an_engine_that_does_not_answer_changes_nothing_and_is_asked_again() -> None:
     bus = MemoryBus()
     await prepare(bus)
