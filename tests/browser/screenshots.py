@@ -42,7 +42,7 @@ def flooded(browser: Browser, system: Launched, folder: Path) -> None:
     with Watched.opened(browser, system.url, **WIDE, color_scheme="light") as watched:
         page = watched.page
         page.wait_for_timeout(4000)
-        for rate, seconds, wait_ms in (("20", "10", 12_000), ("44", "40", 17_000)):
+        for rate, seconds, wait_ms in (("15", "8", 11_000), ("36", "60", 15_000)):
             page.locator("#rate").fill(rate)
             page.locator("#seconds").fill(seconds)
             page.locator("#start").click()

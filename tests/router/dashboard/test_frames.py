@@ -137,6 +137,8 @@ def test_a_journal_shows_each_owner_its_own_and_forgets_the_oldest() -> None:
         journal.begin(RequestId(f"{number:032x}"), "a" if number % 2 else "b", "m", float(number))
     newest = journal.recent("a", 5)
     assert [note.arrived_at for note in newest] == [MAX_CALLS + 9 - 2 * i for i in range(5)]
+    journal.recent("a", 5)[4].end(1e6, "finished", Usage(1, 1, 0))
+    assert len(journal.recent("a", 5)) == 6, "what has ended and what goes on do not crowd each other out"
     assert {note.owner for note in journal.recent("b", 1000)} == {"b"} and journal.recent("c", 5) == []
     assert journal.get(RequestId(f"{0:032x}"), "b") is None
     assert journal.get(RequestId(f"{MAX_CALLS:032x}"), "a") is None, "somebody else's"

@@ -9,7 +9,8 @@ from headrace_router.dashboard.stories import Stories
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import RequestId
 
-MAX_LISTED = 60
+MAX_LISTED = 40
+"""Of those that go on, and of those that have ended."""
 
 
 class Inspector:
