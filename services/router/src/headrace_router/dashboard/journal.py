@@ -58,7 +58,7 @@ class Journal:
         self._first_tokens.append((now, now - note.arrived_at))
 
     def recent(self, owner: str, limit: int) -> list[CallNote]:
-        """Newest first: at most `limit` that go on, and as many that have ended, so that neither crowds out the other."""
+        """Newest first: at most `limit` that go on, and as many that have ended: neither crowds out the other."""
         own = [note for note in reversed(self._calls.values()) if note.owner == owner]
         running = [note for note in own if note.ended_at is None][:limit]
         ended = [note for note in own if note.ended_at is not None][:limit]
