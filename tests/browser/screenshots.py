@@ -11,7 +11,6 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from benchmarks.dashboard import more_workers
 from tests.browser.watched import Watched
 from tests.e2e.launcher import Launched, launched
 
@@ -33,8 +32,6 @@ def main(folder: Path) -> None:
         scale = ("--sim", "--workers", "2", "--autoscale", "--min-workers", "2", "--max-workers", "4")
         with launched(Path(data), *scale, environment=ENVIRONMENT) as system:
             flooded(browser, system, folder)
-            with more_workers(system, 40):
-                take(browser, system, folder / "dashboard-fleet.png", {**WIDE, "color_scheme": "dark"}, is_top=True)
         browser.close()
 
 
@@ -58,16 +55,16 @@ def flooded(browser: Browser, system: Launched, folder: Path) -> None:
         page.locator("#stop").click()
 
 
-def take(browser: Browser, system: Launched, path: Path, options: dict[str, Any], *, is_top: bool = False) -> None:
+def take(browser: Browser, system: Launched, path: Path, options: dict[str, Any]) -> None:
     with Watched.opened(browser, system.url, **options) as watched:
         watched.page.wait_for_timeout(2500)
-        shoot(watched.page, path, is_top=is_top)
+        shoot(watched.page, path)
 
 
-def shoot(page: Page, path: Path, *, is_top: bool = False) -> None:
+def shoot(page: Page, path: Path) -> None:
     # A header that stays in sight would stand in the middle of a picture of the whole page.
     page.evaluate("document.querySelector('.top').style.position = 'static'")
-    page.screenshot(path=path, full_page=not is_top)
+    page.screenshot(path=path, full_page=True)
 
 
 if __name__ == "__main__":

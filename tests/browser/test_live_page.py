@@ -70,12 +70,12 @@ def test_figures_on_the_page_are_those_of_metrics(watched: Watched, system: Laun
 def test_a_flood_raises_the_queue_and_then_the_number_of_workers(watched: Watched) -> None:
     page = watched.page
     page.locator("#rate").fill("40")
-    page.locator("#seconds").fill("20")
+    page.locator("#seconds").fill("60")
     assert page.locator("#rate-shown").inner_text() == "16"
     page.locator("#start").click()
     watched.until(lambda: watched.figure("queue") >= 10, "the queue rises")
     expect(page.locator(".dots i.on").nth(8)).to_be_attached()
-    watched.until(lambda: watched.figure("ready") == 2, "a second worker is ready")
+    watched.until(lambda: watched.figure("ready") == 2, "a second worker is ready", timeout_s=60)
     watched.until(lambda: page.locator(".worker").count() == 2, "its card")
     assert watched.figure("due", "#flood-figures") > 20 and watched.figure("tokens", "#flood-figures") >= 0
     assert page.locator("#tradeoff circle").count() > 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 40_000
 VIOLATIONS = "window.violations = []; document.addEventListener('securitypolicyviolation', (event) => window.violations.push(event.violatedDirective + ' ' + event.blockedURI));"  # noqa: E501
 
 
@@ -49,7 +49,7 @@ class Watched:
         number = re.match(r"[\d.,]+", text)
         return float(number.group().replace(",", "")) if number else float("nan")
 
-    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 25.0) -> None:
+    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"

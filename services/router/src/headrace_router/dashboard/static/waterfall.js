@@ -3,7 +3,7 @@
 import { el } from './dom.js';
 import { duration } from './format.js';
 
-const BEGINS = { placed: 'prefill', adopted: 'decode', prompt_computed: 'decode', first_token: 'decode', waits: 'waiting', left: 'waiting' };
+const BEGINS = { placed: 'prefill', adopted: 'decode', prompt_computed: 'decode', first_token: 'decode', waits: 'waiting' };
 const NAMES = { received: 'received', waiting: 'waiting', prefill: 'prefill', decode: 'decode', closing: 'closing' };
 
 /**
