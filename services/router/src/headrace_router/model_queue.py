@@ -17,6 +17,8 @@ LOAD_TIMEOUT_S = 2.5
 HOPELESS = 0.5
 """A request is given up in the queue only if even this share of its expected wait is too long."""
 MAX_ROUTERS = 1000
+ENDING_REQUESTS, ENDING_FRACTION = 3, 20
+"""So many, and one in so many, are between their end and its acknowledgement to the queue."""
 
 
 class Place(NamedTuple):
@@ -78,7 +80,8 @@ class ModelQueue:
         # A request may have several choices: an upper bound is good enough to find what nobody knows.
         num_known = len(self.own) + sum(group.num_requests for load in others for group in load.waiting)
         num_known += sum(group.num_choices for load in others for group in load.running)
-        self._num_missing = (self._num_missing[1], max(0, num_requests - num_known))
+        num_ending = ENDING_REQUESTS + num_known // ENDING_FRACTION
+        self._num_missing = (self._num_missing[1], max(0, num_requests - num_known - num_ending))
 
     def refresh(self, capacity_for: Callable[[Mix], Capacity | None], now: float) -> Snapshot:
         """Anew from what everybody says. How many requests a worker takes depends on what they are like."""
