@@ -30,7 +30,7 @@ SETTINGS = {
     "HEADRACE_MAX_SEQUENCES": "4",
 }
 SHAPE = ("--sim", "--gpu", "l4", "--gpu-model", "llama-3.2-1b", "--autoscale", "--max-workers", "3")
-NUM_CALLS = 48
+NUM_CALLS = 72
 CALL = {"model": "smollm2-135m", "prompt": "A headrace is", "max_tokens": 120, "ignore_eos": True}
 
 
@@ -84,8 +84,14 @@ def test_workers_come_with_a_flood_and_go_with_it_even_if_the_autoscaler_dies_me
         until("two workers", lambda: len(workers(system)) >= 2, system)
         # In the middle of their start.
         os.kill(system.pid("autoscaler"), signal.SIGKILL)
-        until("three workers", lambda: len(workers(system, "ready")) == 3, system)
-        ids = {each["id"] for each in workers(system)}
+        ids: set[str] = set()
+
+        def are_three() -> bool:
+            ids.clear()
+            ids.update(each["id"] for each in workers(system, "ready"))
+            return len(ids) == 3
+
+        until("three workers", are_three, system)
         flood.join()
         assert flood.replies == [(200, 120)] * NUM_CALLS
         # Two that take longer than the calm: one of them moves to the worker that is left.
