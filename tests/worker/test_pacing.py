@@ -46,6 +46,18 @@ def test_a_short_prompt_passes_a_long_one_that_keeps_half() -> None:
     run_until_idle(loop)
 
 
+def test_prompts_behind_a_lower_rank_make_its_iteration_no_longer_than_need_be() -> None:
+    engine = RecordingEngine(tokens_per_iteration=64)
+    loop = IterationLoop(engine)
+    loop.admit(admission(1, [7] * 40, range(0, 4), max_tokens=1))
+    loop.admit(replace(admission(2, [5] * 10, [4, 5], max_tokens=1), rank=-1))
+    loop.step()
+    assert engine.iterations[-1] == [(2, 0, 10), (1, 0, 8)]
+    loop.step()
+    assert engine.iterations[-1] == [(1, 8, 32)]
+    run_until_idle(loop)
+
+
 def test_prompts_go_by_rank_and_then_by_admission() -> None:
     engine = RecordingEngine(tokens_per_iteration=16)
     loop = IterationLoop(engine)

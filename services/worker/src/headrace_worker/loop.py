@@ -31,6 +31,9 @@ from headrace_worker.iteration import Engine, SampledToken, SequenceResult, Sequ
 from headrace_worker.pacing import Pacer
 from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
 
+BEHIND_SHARE = 8
+"""Prompts behind one of a lower rank get this part of an iteration."""
+
 
 class StepResult(NamedTuple):
     """What one call of `step` brought about; sequences that failed without an iteration are in it too."""
@@ -183,6 +186,9 @@ class IterationLoop:
         prompts.sort(key=_rank)  # stable: of equal ranks in the order of admission
         num_long = sum(self._pacer.is_long(sequence.num_uncached) for sequence in prompts)
         long_budget = self._pacer.allowance(num_long) if parts else budget
+        lowest = _rank(prompts[0]) if prompts else 0
+        # Whoever goes first gets its token when the iteration ends, so those behind must not make it long.
+        behind_budget = self._facts.tokens_per_iteration // BEHIND_SHARE
         for position, sequence in enumerate(prompts):
             if not budget or not places:
                 break
@@ -192,10 +198,14 @@ class IterationLoop:
             is_long = self._pacer.is_long(sequence.num_uncached)
             if is_long:
                 most = min(most, long_budget)
+            is_behind = _rank(sequence) > lowest
+            if is_behind:
+                most = min(most, behind_budget)
             if most and (part := sequence.next_slice(self._facts.block_size, most)) is not None:
                 parts.append((sequence, part))
                 budget -= part.num_tokens
                 long_budget -= part.num_tokens if is_long else 0
+                behind_budget -= part.num_tokens if is_behind else 0
                 places -= 1
         return budget
 
