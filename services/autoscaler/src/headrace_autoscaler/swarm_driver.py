@@ -29,6 +29,7 @@ class SwarmDriver:
         self._engine = engine
         self._stack = stack
         self._changing = asyncio.Lock()
+        """One change at a time: each looks first at what is there."""
 
     async def instances(self) -> Sequence[Instance]:
         return [task.instance for _, tasks in await self._read() for task in tasks]
@@ -43,15 +44,17 @@ class SwarmDriver:
                 raise Fenced(f"generation {generation} is over, {now.generation} has begun")
             return now if now.worker == worker else Scaling(now.replicas + 1, generation, worker)
 
-        await self._scale(model, more)
+        async with self._changing:
+            await self._scale(model, more)
         return Instance(f"start:{worker}", WorkerId(""), model, InstanceState.CREATED, 0.0, None, True)
 
     async def stop(self, instance: Instance, grace_s: float) -> None:
         """One replica less, unless the task is accounted for already. A worker that has left by itself, drained over
         the bus, is the one that goes; else Swarm chooses, and gives it the grace of the stack file."""
-        for service, tasks in await self._read():
-            if any(task.instance.key == instance.key for task in tasks):
-                await self._scale(service.model, lambda now: now._replace(replicas=max(0, now.replicas - 1)))
+        async with self._changing:
+            for service, tasks in await self._read():
+                if any(task.instance.key == instance.key for task in tasks):
+                    await self._scale(service.model, lambda now: now._replace(replicas=max(0, now.replicas - 1)))
 
     async def close(self) -> None:
         await self._engine.close()
@@ -72,22 +75,21 @@ class SwarmDriver:
         return [service for service in read if service is not None]
 
     async def _scale(self, model: str, change: Callable[[Scaling], Scaling]) -> None:
-        async with self._changing:
-            for attempt in range(1, MAX_ATTEMPTS + 1):
-                service = next((found for found in await self._services() if found.model == model), None)
-                if service is None:
-                    raise DriverError(f"no replicated worker service of the stack {self._stack} serves {model}")
-                now = scaling_of(service.spec)
-                wanted = change(now)
-                if wanted == now:
-                    return
-                try:
-                    await self._engine.update_service(service.id, service.version, scaled(service.spec, wanted))
-                except EngineRefused as error:
-                    if error.status == 412:
-                        raise Fenced(str(error)) from error
-                    if "out of sequence" not in str(error) or attempt == MAX_ATTEMPTS:
-                        raise
-                    continue
-                log.info("service scaled", service=service.id, before=now.replicas, replicas=wanted.replicas)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            service = next((found for found in await self._services() if found.model == model), None)
+            if service is None:
+                raise DriverError(f"no replicated worker service of the stack {self._stack} serves {model}")
+            now = scaling_of(service.spec)
+            wanted = change(now)
+            if wanted == now:
                 return
+            try:
+                await self._engine.update_service(service.id, service.version, scaled(service.spec, wanted))
+            except EngineRefused as error:
+                if error.status == 412:
+                    raise Fenced(str(error)) from error
+                if "out of sequence" not in str(error) or attempt == MAX_ATTEMPTS:
+                    raise
+                continue
+            log.info("service scaled", service=service.id, before=now.replicas, replicas=wanted.replicas)
+            return
