@@ -17,7 +17,7 @@ from headrace_scheduler.replay import Moment, chunks, read_file, replay
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Admission, Request, RequestId
+from headrace_shared.messages import Admission, Request, RequestId, SequenceId, SequenceProgress
 from headrace_shared.nats_jetstream import parse_ack_subject
 from headrace_shared.tracing import trace_id_of
 
@@ -57,9 +57,15 @@ class Node:
             child.close(end)
 
 
+_LET_GO = frozenset({"let_go", "hand_over", "forget"})
+"""Events after which a request that has not ended is somebody else's."""
+
+
 class _View(NamedTuple):
     state: SequenceState
     num_output: int
+    sequence_id: SequenceId | None = None
+    """Of the latest stay."""
 
 
 class _Choice:
@@ -94,9 +100,15 @@ class _Builder:
         for choice, now in after.items():
             then = before.get(choice, _View(SequenceState.UNKNOWN, 0))
             self._follow(choice, then, now, moment)
+        if before and not after:  # over: the pass that says so follows
+            for choice, then in before.items():
+                num_output = then.num_output + _num_new(then, moment)
+                self._follow(choice, then, _View(SequenceState.ENDED, num_output), moment)
         ended = self._ending(moment)
-        if self._node is not None and (ended is not None or (before and not after)):
-            self._node.close(moment.wall, ended if ended is not None else f"left ({moment.name.replace('_', ' ')})")
+        if ended is None and before and not after and moment.name in _LET_GO:
+            ended = f"left ({moment.name.replace('_', ' ')})"
+        if self._node is not None and ended is not None:
+            self._node.close(moment.wall, ended)
             self._node = None
             self._choices = {}
 
@@ -125,6 +137,9 @@ class _Builder:
             return
         choice = self._choices.setdefault(number, _Choice())
         name = f"choice {number}"
+        if choice.phase is not None and choice.phase.name == "prefill" and now.num_output > choice.num_before:
+            choice.phase.close(moment.wall)
+            choice.phase = choice.stay.open("decode", moment.wall) if choice.stay is not None else None
         if choice.stay is not None and now.state is not SequenceState.RUNNING:
             num_tokens = now.num_output - choice.num_before
             why = "complete" if moment.name == "apply_progress" and now.state is SequenceState.ENDED else None
@@ -141,11 +156,6 @@ class _Builder:
             choice.stay = self._node.open(f"{name} on {worker}", moment.wall, note)
             choice.phase = choice.stay.open("prefill" if moment.decisions is not None else "decode", moment.wall)
             choice.num_before = now.num_output
-        phase = choice.phase
-        is_prefill = phase is not None and phase.name == "prefill"
-        if choice.stay is not None and phase is not None and is_prefill and now.num_output > choice.num_before:
-            phase.close(moment.wall)
-            choice.phase = choice.stay.open("decode", moment.wall)
 
     def _placement(self, number: int, moment: Moment) -> tuple[str, str]:
         if moment.decisions is not None:
@@ -165,7 +175,20 @@ class _Builder:
         owned = core.request(self._id)
         if owned is None:
             return {}
-        return {sequence.choice: _View(sequence.state, len(sequence.output)) for sequence in owned.sequences}
+        return {
+            sequence.choice: _View(
+                sequence.state, len(sequence.output), sequence.stay.sequence_id if sequence.stay is not None else None
+            )
+            for sequence in owned.sequences
+        }
+
+
+def _num_new(then: _View, moment: Moment) -> int:
+    """Tokens that the event brings to a choice."""
+    if moment.name != "apply_progress":
+        return 0
+    rows: tuple[SequenceProgress, ...] = moment.arguments[1].sequences
+    return sum(len(row.tokens) for row in rows if row.sequence_id == then.sequence_id)
 
 
 def span_tree(recorded: Iterable[Chunk], request_id: RequestId) -> Node | None:
