@@ -52,9 +52,9 @@ def test_prompts_behind_a_lower_rank_make_its_iteration_no_longer_than_need_be()
     loop.admit(admission(1, [7] * 40, range(0, 4), max_tokens=1))
     loop.admit(replace(admission(2, [5] * 10, [4, 5], max_tokens=1), rank=-1))
     loop.step()
-    assert engine.iterations[-1] == [(2, 0, 10), (1, 0, 8)]
+    assert engine.iterations[-1] == [(2, 0, 10), (1, 0, 2)]
     loop.step()
-    assert engine.iterations[-1] == [(1, 8, 32)]
+    assert engine.iterations[-1] == [(1, 2, 38)]
     run_until_idle(loop)
 
 

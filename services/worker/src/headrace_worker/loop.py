@@ -31,7 +31,7 @@ from headrace_worker.iteration import Engine, SampledToken, SequenceResult, Sequ
 from headrace_worker.pacing import Pacer
 from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
 
-BEHIND_SHARE = 8
+BEHIND_SHARE = 32
 """Prompts behind one of a lower rank get this part of an iteration."""
 
 
