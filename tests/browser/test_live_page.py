@@ -122,10 +122,6 @@ def test_everything_can_be_done_with_the_keyboard(watched: Watched) -> None:
 
     page.keyboard.press("Tab")
     assert focused() == "skip"
-    reached = set()
-    for _ in range(60):
-        page.keyboard.press("Tab")
-        reached.add(focused())
     wanted = {
         "theme",
         "play",
@@ -140,6 +136,12 @@ def test_everything_can_be_done_with_the_keyboard(watched: Watched) -> None:
         "start",
         "box",
     }
+    reached: set[str] = set()
+    for _ in range(250):  # each listed request is a stop
+        if wanted <= reached:
+            break
+        page.keyboard.press("Tab")
+        reached.add(focused())
     assert wanted <= reached, wanted - reached
     watched.until(lambda: page.evaluate("Number(document.getElementById('at').max)") > 2, "some past")
     page.locator("#at").focus()

@@ -11,20 +11,16 @@ export async function follow(on) {
   let wait = LEAST_MS;
   for (;;) {
     const watch = new AbortController();
+    let timer = setTimeout(() => watch.abort(), SILENT_MS);
     try {
       on.state('connecting');
       const response = await ask('/dashboard/api/live', { signal: watch.signal });
-      let timer = setTimeout(() => watch.abort(), SILENT_MS);
-      try {
-        for await (const [name, data] of events(response)) {
-          clearTimeout(timer);
-          timer = setTimeout(() => watch.abort(), SILENT_MS);
-          wait = LEAST_MS;
-          on.state('live');
-          on[name]?.(JSON.parse(data));
-        }
-      } finally {
+      for await (const [name, data] of events(response)) {
         clearTimeout(timer);
+        timer = setTimeout(() => watch.abort(), SILENT_MS);
+        wait = LEAST_MS;
+        on.state('live');
+        on[name]?.(JSON.parse(data));
       }
     } catch (error) {
       if (error instanceof NeedsKey) {
@@ -33,6 +29,8 @@ export async function follow(on) {
         continue;
       }
       // Any other failure looks the same to a person: the router is not there now.
+    } finally {
+      clearTimeout(timer);
     }
     on.state('reconnecting');
     await new Promise((done) => setTimeout(done, wait * (0.75 + Math.random() / 2)));
