@@ -104,7 +104,7 @@ async def _start(
     def num_leased() -> float:
         return sum(bus_client.gauge(f"scheduler-{number}", "num_workers") or 0 for number in range(options.schedulers))
 
-    await until(lambda: num_ready() == num_workers and num_leased() == num_workers, 120.0, "all workers leased")
+    await until(lambda: num_ready() == num_workers and num_leased() == num_workers, 600.0, "all workers leased")
     for url in urls:
         async with httpx.AsyncClient(base_url=url) as http:
             await until_status(http, "/health", 200, 60.0)
