@@ -53,8 +53,8 @@ from headrace_shared.subjects import (
 
 PASS_INTERVAL_S = 0.001
 """Least time between scheduling passes: what happens meanwhile is dealt with together."""
-SIGN_OF_LIFE_S = ACK_WAIT_S / 3
-OWNERSHIP_S = ACK_WAIT_S * 2 / 3
+SIGN_OF_LIFE_S = 0.75
+OWNERSHIP_S = ACK_WAIT_S - SIGN_OF_LIFE_S - 0.25
 """Cut off or frozen for longer, our messages may be offered to others before we can say that we live."""
 STRANDED_S = PULL_S
 """Without any worker for so long, what we hold is left to peers that have some: by then no pull of ours takes it again.
