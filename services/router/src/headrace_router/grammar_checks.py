@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import hashlib
-import os
 import sys
+import time
 from collections import OrderedDict
 
 import structlog
@@ -12,6 +12,7 @@ import structlog
 from headrace_router.grammar_process import LENGTH, Check, Verdict
 from headrace_router.structured_output import OutputForm
 from headrace_shared import codec
+from headrace_shared.child_environment import child_environment
 from headrace_shared.errors import InvalidRequest, Overloaded, ProtocolError
 from headrace_shared.messages import ModelCard
 
@@ -22,13 +23,11 @@ CHECK_S = 1.0
 START_S = 20.0
 """For the process to start and to read a tokenizer."""
 MAX_WAITING = 32
+DOUBT_S = 60.0
+"""A form that was too complex is not tried again for so long."""
 MAX_KNOWN = 128
 """Verdicts that are remembered: of at most 64 KiB each."""
 MAX_REPLY_BYTES = 1 << 20
-
-
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG", "LC_ALL")
-"""Others may hold secrets."""
 
 
 class _Gone(Exception):
@@ -43,35 +42,55 @@ class GrammarChecks:
         self._models: set[str] = set()
         """Keys of models that the process knows."""
         self._turn = asyncio.Lock()
-        self._num_waiting = 0
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
+        """With the time when it was found."""
+        self._tasks: set[asyncio.Task[Verdict]] = set()
 
     async def check(self, card: ModelCard, form: OutputForm) -> str:
         """The grammar for the workers. Raises InvalidRequest, or Overloaded if too many are waiting."""
         key = _key(card)
         digest = hashlib.sha256(f"{key}\0{form.kind}\0{form.text}".encode()).digest()
-        verdict = self._known.get(digest)
+        verdict = self._recall(digest)
         if verdict is None:
-            if self._num_waiting >= MAX_WAITING:
+            if len(self._tasks) >= MAX_WAITING:
                 raise Overloaded("Too many schemas and grammars are waiting to be compiled.", retry_after_s=1.0)
-            self._num_waiting += 1
-            try:
-                async with self._turn:
-                    verdict = self._known.get(digest) or await self._judge(key, card, form)
-            finally:
-                self._num_waiting -= 1
-            self._known[digest] = verdict
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-        else:
-            self._known.move_to_end(digest)
+            # Not cut off with its client: the process would have to be killed, which costs everybody else a new one.
+            task = asyncio.create_task(self._find(digest, key, card, form), name="grammar-check")
+            self._tasks.add(task)
+            task.add_done_callback(self._on_done)
+            verdict = await asyncio.shield(task)
         if verdict.problem:
             code = "invalid_json_schema" if form.kind == "json" else "invalid_grammar"
             raise InvalidRequest(f"'{form.param}' cannot be used: {verdict.problem}", param=form.param, code=code)
         return verdict.grammar
 
     async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stop()
+
+    async def _find(self, digest: bytes, key: str, card: ModelCard, form: OutputForm) -> Verdict:
+        async with self._turn:
+            verdict = self._recall(digest)
+            if verdict is None:
+                verdict = await self._judge(key, card, form)
+                self._known[digest] = verdict, time.monotonic()
+                if len(self._known) > MAX_KNOWN:
+                    self._known.popitem(last=False)
+        return verdict
+
+    def _recall(self, digest: bytes) -> Verdict | None:
+        verdict, found_at = self._known.get(digest, (None, 0.0))
+        if verdict is None or (not verdict.is_final and time.monotonic() - found_at > DOUBT_S):
+            return None
+        self._known.move_to_end(digest)
+        return verdict
+
+    def _on_done(self, task: "asyncio.Task[Verdict]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
 
     async def _judge(self, key: str, card: ModelCard, form: OutputForm) -> Verdict:
         try:
@@ -83,14 +102,17 @@ class GrammarChecks:
         request = Check(key=key, card=None, kind=form.kind, text=form.text)
         try:
             async with asyncio.timeout(CHECK_S):
-                return await self._ask(request)
+                verdict = await self._ask(request)
+            if not verdict.is_final:
+                self._models.discard(key)  # the process has room for a few models only, and had to forget this one
+                raise Overloaded("Schemas and grammars of many models are in use.", retry_after_s=1.0)
+            return verdict
         except (TimeoutError, _Gone):
             log.info("a grammar was too complex", kind=form.kind, num_bytes=len(form.text))
             await self._stop()
-            return Verdict(grammar="", problem=f"it takes more than {CHECK_S:.0f} s, or too much memory, to compile.")
-        except asyncio.CancelledError:
-            await self._stop()  # its reply would be taken for the next one's
-            raise
+            # Perhaps only because the machine is busy: whoever asks later may be luckier.
+            problem = f"it takes more than {CHECK_S:.0f} s, or too much memory, to compile."
+            return Verdict(grammar="", problem=problem, is_final=False)
 
     async def _introduce(self, key: str, card: ModelCard) -> None:
         """Starts the process if there is none, and tells it of the model."""
@@ -103,15 +125,11 @@ class GrammarChecks:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=MAX_REPLY_BYTES,
-                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                env=child_environment(),
             )
         if key not in self._models:
-            try:
-                async with asyncio.timeout(START_S):
-                    verdict = await self._ask(Check(key=key, card=card, kind=None, text=""))
-            except asyncio.CancelledError:
-                await self._stop()
-                raise
+            async with asyncio.timeout(START_S):
+                verdict = await self._ask(Check(key=key, card=card, kind=None, text=""))
             if verdict.problem:
                 raise InvalidRequest(f"Structured output is not possible with this model: {verdict.problem}")
             self._models.add(key)

@@ -47,6 +47,8 @@ class Verdict(Struct, frozen=True, tag=True, kw_only=True):
     grammar: str
     """Empty if there is a problem."""
     problem: str
+    is_final: bool = True
+    """False: another attempt may end otherwise."""
 
 
 class Checker:
@@ -60,7 +62,7 @@ class Checker:
                 self._models.popitem(last=False)
         grammars = self._models.get(request.key)
         if grammars is None:
-            return Verdict(grammar="", problem="the model is not known")
+            return Verdict(grammar="", problem="the model is not known", is_final=False)
         try:
             if request.kind is None:
                 grammars.compile(grammar_from("choice", '["a"]'))

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from headrace_shared.bus import Bus, Message
+from headrace_shared.child_environment import child_environment
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.messages import RequestId, RouterId, SchedulerId, Story, StoryLine, StoryQuery
@@ -97,6 +98,7 @@ async def _run(recording: bytes, request_id: RequestId) -> list[StoryLine]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=child_environment(),
     )
     try:
         async with asyncio.timeout(REPLAY_S):
@@ -106,7 +108,8 @@ async def _run(recording: bytes, request_id: RequestId) -> list[StoryLine]:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise ProtocolError(errors.decode(errors="replace").strip()[-300:] or f"exit code {process.returncode}")
+        log.warning("a recording could not be replayed", errors=errors.decode(errors="replace").strip()[-2000:])
+        raise ProtocolError(f"the replay ended with exit code {process.returncode}")
     try:
         return msgspec.json.decode(output, type=list[StoryLine])
     except msgspec.DecodeError as error:

@@ -14,6 +14,9 @@ from headrace_shared.codec import unpack_ids
 from headrace_shared.grammars import GrammarError, Grammars
 from headrace_shared.messages import Admission, ModelCard
 
+WAIT_S = 0.02
+"""An engine that has nothing but a grammar to wait for looks so often whether there is something else to do."""
+
 
 class Constraint:
     """Where one sequence stands in its grammar. `record` every token drawn for it. All but `is_ready` wait until the
@@ -29,9 +32,13 @@ class Constraint:
         return self._compiling.done()
 
     def wait(self) -> bool:
-        """True, in the end."""
-        futures.wait([self._compiling])
-        return True
+        """Whether it is ready, perhaps after `WAIT_S`."""
+        futures.wait([self._compiling], timeout=WAIT_S)
+        return self._compiling.done()
+
+    def abandon(self) -> None:
+        """Nobody wants it any more: others' grammars need not wait for it."""
+        self._compiling.cancel()
 
     @property
     def matcher(self) -> LLMatcher | None:

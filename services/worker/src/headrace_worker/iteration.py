@@ -87,7 +87,8 @@ class Engine(Protocol):
         ...
 
     def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
-        """Whether a sequence that has a grammar may be submitted: its grammar is compiled. `wait` until it is."""
+        """Whether a sequence that has a grammar may be submitted: its grammar is compiled. `wait` a few milliseconds for
+        that."""
         ...
 
     def remove(self, sequence_id: SequenceId) -> None:

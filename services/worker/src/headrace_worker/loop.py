@@ -137,8 +137,8 @@ class IterationLoop:
             pass
         if self._in_flight:
             return self._collect()
-        if self._await_grammar() and self._submit():
-            return self._collect()
+        if self._await_grammar():
+            return self._collect() if self._submit() else self._result([], 0, 0.0)
         self._busy_since = None
         if not self._failed and not self._released:
             return None
@@ -215,10 +215,11 @@ class IterationLoop:
         )
 
     def _await_grammar(self) -> bool:
-        """With nothing else to do. False: that is not what is missing."""
+        """With nothing else to do, for some milliseconds. False: that is not what is missing."""
         for sequence in self._sequences.values():
             if sequence.has_grammar and not sequence.is_over and self._is_held_up(sequence):
-                return self._engine.is_ready(sequence.sequence_id, wait=True)
+                self._engine.is_ready(sequence.sequence_id, wait=True)
+                return True
         return False
 
     def _with_drafts(

@@ -71,7 +71,9 @@ class TorchEngine:
                 self.cache.clear_after(admission.block_ids[admission.num_cached // self.cache.block_size], offset)
 
     def remove(self, sequence_id: SequenceId) -> None:
-        self._states.pop(sequence_id, None)
+        state = self._states.pop(sequence_id, None)
+        if state is not None and state.constraint is not None:
+            state.constraint.abandon()
 
     def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
         state = self._states.get(sequence_id)

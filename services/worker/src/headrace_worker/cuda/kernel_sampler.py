@@ -62,6 +62,8 @@ class KernelSampler:
         assert sequence.slot is not None
         self._free.append(sequence.slot)
         del self._needs[sequence.sequence_id]
+        if sequence.constraint is not None:
+            sequence.constraint.abandon()
 
     def preparations(self, tail: Tail) -> list[Preparation]:
         return []
