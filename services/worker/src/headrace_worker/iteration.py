@@ -87,8 +87,7 @@ class Engine(Protocol):
         ...
 
     def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
-        """Whether a sequence that has a grammar may be submitted: its grammar is compiled. `wait` a few milliseconds for
-        that."""
+        """Whether a sequence with a grammar may be submitted: its grammar is compiled. `wait` some milliseconds for it."""
         ...
 
     def remove(self, sequence_id: SequenceId) -> None:
