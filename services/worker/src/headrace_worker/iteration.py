@@ -87,7 +87,7 @@ class Engine(Protocol):
         ...
 
     def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
-        """Whether a sequence with a grammar may be submitted: its grammar is compiled. `wait` some milliseconds for it."""
+        """Whether a sequence may be submitted: its grammar, if any, is compiled. `wait` some milliseconds for it."""
         ...
 
     def remove(self, sequence_id: SequenceId) -> None:
