@@ -242,7 +242,7 @@ async def test_routers_share_an_account_and_never_exceed_it() -> None:
     parts = []
     for number in range(3):
         bus = MemoryBus(broker)
-        accounts = Accounts(bus, f"router-{number}", Presence(f"router-{number}", lambda: 0.0))
+        accounts = Accounts(bus, f"router-{number}", Presence(f"router-{number}", lambda: 0.0), lambda key: True)
         await accounts.open()
         parts.append((bus, accounts))
     results = await asyncio.gather(
@@ -266,7 +266,7 @@ async def test_routers_share_an_account_and_never_exceed_it() -> None:
 async def test_what_a_known_limit_refuses_costs_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = MemoryBroker()
     bus = MemoryBus(broker)
-    accounts = Accounts(bus, "router-1", Presence("router-1", lambda: 0.0))
+    accounts = Accounts(bus, "router-1", Presence("router-1", lambda: 0.0), lambda key: True)
     await accounts.open()
     identity = known(
         ApiKey(key_id="k", secret_hash=b"", name="n", tenant="t", flow=1, created=0, requests_per_minute=1000)

@@ -1,7 +1,9 @@
-"""One message of each type, with every field different from its default."""
+"""One message of each type, and records that stay in the broker, with every field different from its default."""
 
 from msgspec import Struct
 
+from headrace_router.rate_limits import AccountRecord
+from headrace_shared.api_keys import ApiKey, Priority
 from headrace_shared.messages import (
     Admission,
     Adopt,
@@ -234,5 +236,30 @@ SAMPLES: dict[str, Struct] = {
     ),
     "Telemetry": Telemetry(
         service="worker", id="worker-01234567", state="ready", model="tiny", gauges={"num_running": 2.0}
+    ),
+    "ApiKey": ApiKey(
+        key_id="0123456789ab",
+        secret_hash=bytes(range(32)),
+        name="web",
+        tenant="acme",
+        flow=3,
+        created=1_700_000_000,
+        requests_per_minute=600,
+        tokens_per_minute=90_000,
+        max_concurrent=8,
+        tokens_per_day=2_000_000,
+        models=("tiny", "small"),
+        weight=2.5,
+        priority=Priority.HIGH,
+        lane=Lane.BATCH,
+        may_overflow=True,
+    ),
+    "AccountRecord": AccountRecord(
+        requests_at=1_700_000_030.5,
+        tokens_at=1_700_000_031.25,
+        day=19_675,
+        day_tokens=1_234_567,
+        slots={"router-01234567": 2, "router-89abcdef": 1},
+        write_id=0x0123456789ABCDEF,
     ),
 }

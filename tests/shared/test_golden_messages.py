@@ -1,4 +1,5 @@
-"""The bytes on the wire. A change here breaks a running fleet during its update: only fields with defaults may come."""
+"""The bytes on the wire, and of keys and their accounts, which stay in the broker. A change here breaks a running fleet
+during its update: only fields with defaults may come."""
 
 from pathlib import Path
 from types import UnionType
@@ -9,7 +10,8 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from headrace_shared import messages
+from headrace_router import rate_limits
+from headrace_shared import api_keys, messages
 from headrace_shared.codec import decode, encode
 from tests.shared.samples import SAMPLES
 
@@ -32,7 +34,8 @@ GOLDEN = read_golden()
 def test_every_message_type_is_covered() -> None:
     tagged = {
         name
-        for name, kind in vars(messages).items()
+        for module in (messages, api_keys, rate_limits)
+        for name, kind in vars(module).items()
         if isinstance(kind, type) and issubclass(kind, Struct) and kind.__struct_config__.tag
     }
     assert tagged == set(SAMPLES) == set(GOLDEN)

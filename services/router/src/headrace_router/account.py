@@ -2,6 +2,8 @@
 
 import math
 
+from msgspec.structs import replace
+
 from headrace_router.rate_limits import (
     PERIOD_S,
     AccountRecord,
@@ -20,6 +22,18 @@ IDLE_S = 1.0
 """Unused since so long, everything is given back."""
 
 
+class Write:
+    """A change of the record on its way to the broker."""
+
+    def __init__(self, record: AccountRecord, revision: int, amounts: Amounts) -> None:
+        """`revision`: of the record that it replaces. `amounts`: what it charges; negative parts are given back."""
+        self.record = record
+        self.revision = revision
+        self.amounts = amounts
+        self.is_doubtful = False
+        """The broker may have made it, or may make it still."""
+
+
 class Account:
     def __init__(self, key: ApiKey, now: float) -> None:
         """`now` is monotonic, in seconds."""
@@ -29,32 +43,61 @@ class Account:
         self.revision = 0
         self.spare = Amounts()
         """Taken and not used; below zero: used beyond what was charged."""
+        self.write: Write | None = None
+        """One at a time: until it is known what became of it, no other begins."""
         self.num_running = 0
+        """Calls, whatever limits the key has: what they used beyond their estimate is charged when they end."""
         self.wanted = Amounts()
         """By calls that wait for this router to take more."""
         self.used_at = now
 
     def see(self, record: AccountRecord, revision: int) -> None:
         """Changes come late and in any order."""
+        if self.write is not None and record.write_id == self.write.record.write_id:
+            self.made()
         if revision > self.revision:
             self.record, self.revision = record, revision
+
+    def begin(self, record: AccountRecord, amounts: Amounts) -> Write:
+        self.write = Write(record, self.revision, amounts)
+        # What is given back must not be used meanwhile.
+        self.spare = self.spare.plus(amounts.minus(amounts.positive))
+        return self.write
+
+    def made(self) -> None:
+        """The broker has made the write."""
+        if self.write is not None:
+            self.spare = self.spare.plus(self.write.amounts.positive)
+            self.write = None
+
+    def not_made(self) -> None:
+        """Nor ever will be. If that is doubtful, the key is charged twice rather than given anything back twice."""
+        if self.write is not None:
+            if not self.write.is_doubtful:
+                self.spare = self.spare.minus(self.write.amounts.minus(self.write.amounts.positive))
+            self.write = None
+
+    def current(self, router: str) -> AccountRecord:
+        """The record with the slots that this router has, whatever it says of them: others may have taken us for dead
+        and given them away, or a write was made twice."""
+        others = {name: held for name, held in self.record.slots.items() if name != router}
+        return replace(self.record, slots=others | ({router: self._num_slots} if self._num_slots else {}))
 
     def try_use(self, need: Amounts, now: float) -> bool:
         self.used_at = now
         if not self.spare.covers(need):
             return False
         self.spare = self.spare.minus(need)
-        self.num_running += need.slots
+        self.num_running += 1
         return True
 
     def extra(self, need: Amounts) -> Amounts:
         """To take with what is needed: what others wait for, and a share."""
-        others = self.wanted.minus(need)
-        return limited(self.key, Amounts(*(max(0, amount) for amount in others)).plus(share(self.key)))
+        return limited(self.key, self.wanted.minus(need).positive.plus(share(self.key)))
 
     def lacking(self, need: Amounts) -> Amounts:
         """What of the need is not here."""
-        return Amounts(*(max(0, amount) for amount in need.minus(self.spare)))
+        return need.minus(self.spare).positive
 
     def settle(self, num_tokens: int) -> None:
         """So many more tokens (or less, if negative) were charged than used."""
@@ -62,8 +105,8 @@ class Account:
 
     def leave(self) -> None:
         """A call has ended."""
+        self.num_running -= 1
         if self.key.max_concurrent:
-            self.num_running -= 1
             self.spare = self.spare.plus(Amounts(slots=1))
 
     def surplus(self, now: float, *, is_closing: bool = False) -> Amounts:
@@ -73,13 +116,18 @@ class Account:
         pairs = zip(self.spare, share(self.key), strict=True)
         return Amounts(*(have - kept if have > KEPT_SHARES * kept or have < 0 else 0 for have, kept in pairs))
 
-    def slots_missing(self, router: str) -> int:
-        """Others took us for dead and gave our slots away: we still run what we run."""
-        return max(0, self.num_running - self.record.slots.get(router, 0)) if self.key.max_concurrent else 0
+    def has_slots_of(self, router: str) -> bool:
+        """The record says of this router's slots what is true."""
+        return self.record.slots.get(router, 0) == self._num_slots
+
+    @property
+    def _num_slots(self) -> int:
+        return self.num_running + self.spare.slots if self.key.max_concurrent else 0
 
     @property
     def is_unused(self) -> bool:
-        return self.spare == Amounts() and not self.num_running and self.wanted == Amounts()
+        is_idle = not self.num_running and self.write is None
+        return is_idle and self.spare == Amounts() and self.wanted == Amounts()
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
         """`now` by the broker's clock. As OpenAI's; what other routers have taken in advance counts as used."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import structlog
+from msgspec.structs import replace
 
 from headrace_router.account import Account
 from headrace_router.identity import Identity
@@ -32,7 +33,7 @@ MAX_ATTEMPTS = 16
 """Of a compare-and-set. Each failure means that another router succeeded."""
 TIDY_S = 0.5
 CLOCK_S = 30.0
-"""Between two looks at the broker's clock."""
+"""Between two looks at the broker's clock, and for records of keys that are gone."""
 
 log = structlog.get_logger(__name__)
 
@@ -72,17 +73,26 @@ class Charge:
 
 
 class Accounts:
-    def __init__(self, bus: Bus, router: str, presence: Presence, now: Callable[[], float] = time.monotonic) -> None:
-        """`now` is a monotonic clock, in seconds."""
+    def __init__(
+        self,
+        bus: Bus,
+        router: str,
+        presence: Presence,
+        is_known: Callable[[str], bool],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_known`: whether there is a key with this id. `now` is a monotonic clock, in seconds."""
         self._bus = bus
         self._router = router
         self._presence = presence
+        self._is_known = is_known
         self._now = now
         self._offset = 0.0
         self._measured_at = float("-inf")
         self._accounts: dict[str, Account] = {}
         """Of keys that are in use here."""
         self._records: dict[str, tuple[AccountRecord, int]] = {}
+        """As last reported: whoever comes back is refused or let in without a question to the broker."""
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def open(self) -> None:
@@ -122,6 +132,7 @@ class Accounts:
             try:
                 if self._now() - self._measured_at > CLOCK_S:
                     await self._measure()
+                    self._records = {key: seen for key, seen in self._records.items() if self._is_known(key)}
                 await self._tidy(is_closing=False)
             except BusError as error:
                 log.info("accounts not in order yet", error=str(error))
@@ -136,13 +147,13 @@ class Accounts:
 
     async def _tidy(self, *, is_closing: bool) -> None:
         for key_id, account in list(self._accounts.items()):
-            now = self._now()
-            missing = account.slots_missing(self._router)
-            surplus = account.surplus(now, is_closing=is_closing).minus(Amounts(slots=missing))
-            if surplus != Amounts():
-                async with self._locks[key_id]:
+            lock = self._locks[key_id]
+            # Whoever holds the lock sees to the write.
+            is_left = account.write is not None and not lock.locked()
+            if is_left or not self._is_in_order(account, is_closing=is_closing):
+                async with lock:
                     await self._give_back(account, is_closing=is_closing)
-            if account.is_unused and not self._locks[key_id].locked():
+            if account.is_unused and not lock.locked():
                 del self._accounts[key_id], self._locks[key_id]
 
     async def _take(self, account: Account, need: Amounts) -> None:
@@ -153,10 +164,10 @@ class Accounts:
                 for _ in range(MAX_ATTEMPTS):
                     if account.try_use(need, self._now()):
                         return
-                    lacking, extra = account.lacking(need), account.extra(need)
-                    taken = self._try_take(account, lacking, extra)
-                    if await self._store(account, taken.record):
-                        account.spare = account.spare.plus(taken.amounts)
+                    if account.write is None:
+                        taken = self._try_take(account, account.lacking(need), account.extra(need))
+                        account.begin(_signed(taken.record), taken.amounts)
+                    await self._send(account)
         finally:
             account.wanted = account.wanted.minus(need)
         raise BusUnavailable("too many routers change this account")
@@ -168,49 +179,62 @@ class Accounts:
 
     def _try_take(self, account: Account, need: Amounts, extra: Amounts) -> Taken:
         now = self.clock()
-        taken = take(
-            account.record, account.key, need, extra, router=self._router, is_alive=self._presence.is_alive, now=now
-        )
+        record, is_alive = account.current(self._router), self._presence.is_alive
+        taken = take(record, account.key, need, extra, router=self._router, is_alive=is_alive, now=now)
         if isinstance(taken, Refusal):
             raise _limit_reached(taken)
         return taken
 
     async def _give_back(self, account: Account, *, is_closing: bool) -> None:
         for _ in range(MAX_ATTEMPTS):
-            surplus = account.surplus(self._now(), is_closing=is_closing)
-            missing = account.slots_missing(self._router)
-            if surplus == Amounts() and not missing:
-                return
-            # What is given back must not be used meanwhile.
-            account.spare = account.spare.minus(surplus)
-            amounts = Amounts(-surplus.requests, -surplus.tokens, missing - surplus.slots)
-            record = charge(account.record, account.key, amounts, self._router, self.clock())
-            try:
-                if await self._store(account, record):
+            if account.write is None:
+                if self._is_in_order(account, is_closing=is_closing):
                     return
-            except BusError:
-                account.spare = account.spare.plus(surplus)
-                raise
-            account.spare = account.spare.plus(surplus)
+                amounts = Amounts().minus(account.surplus(self._now(), is_closing=is_closing))
+                record = charge(account.current(self._router), account.key, amounts, self._router, self.clock())
+                account.begin(_signed(record), amounts)
+            await self._send(account)
 
-    async def _store(self, account: Account, record: AccountRecord) -> bool:
-        """False if somebody was quicker; then the record is as theirs. Raises BusError."""
-        key_id = account.key.key_id
+    def _is_in_order(self, account: Account, *, is_closing: bool) -> bool:
+        is_balanced = account.surplus(self._now(), is_closing=is_closing) == Amounts()
+        return is_balanced and account.has_slots_of(self._router)
+
+    async def _send(self, account: Account) -> None:
+        """Sends the account's write, or one whose fate is unknown again: it can be made only once. Raises BusError.
+        Unless it is known then what became of it, it stays the account's."""
+        write, key_id = account.write, account.key.key_id
+        if write is None:
+            return
+        was_doubtful, write.is_doubtful = write.is_doubtful, True
         try:
-            if account.revision:
-                revision = await self._bus.update(ACCOUNTS.name, key_id, encode(record), account.revision)
+            if write.revision:
+                revision = await self._bus.update(ACCOUNTS.name, key_id, encode(write.record), write.revision)
             else:
-                revision = await self._bus.create(ACCOUNTS.name, key_id, encode(record))
-            account.see(record, revision)
-            return True
+                revision = await self._bus.create(ACCOUNTS.name, key_id, encode(write.record))
         except (RevisionConflict, OutcomeUnknown) as error:
-            await asyncio.sleep(random.uniform(0.0, 0.005))
-            entry = await self._bus.get(ACCOUNTS.name, key_id)
-            if entry is not None:
-                self._see(account, entry)
-            elif isinstance(error, RevisionConflict):
-                account.record, account.revision = AccountRecord(), 0  # it expired
-            return False
+            is_conflict = isinstance(error, RevisionConflict)
+            write.is_doubtful = was_doubtful or not is_conflict
+            await self._look(account, is_conflict=is_conflict)
+            if account.write is write and (account.revision != write.revision or not write.is_doubtful):
+                account.not_made()
+        except BusError:
+            write.is_doubtful = was_doubtful
+            if account.write is write and not was_doubtful:
+                account.not_made()
+            raise
+        else:
+            if account.write is write:
+                account.made()
+            account.see(write.record, revision)
+
+    async def _look(self, account: Account, *, is_conflict: bool) -> None:
+        """At what is in the broker now. Raises BusError."""
+        await asyncio.sleep(random.uniform(0.0, 0.005))
+        entry = await self._bus.get(ACCOUNTS.name, account.key.key_id)
+        if entry is not None:
+            account.see(*_record_of(entry))
+        elif is_conflict:
+            account.record, account.revision = AccountRecord(), 0  # it expired
 
     def _account(self, key: ApiKey) -> Account:
         account = self._accounts.get(key.key_id)
@@ -232,14 +256,15 @@ class Accounts:
         if account is not None:
             account.see(*seen)
 
-    def _see(self, account: Account, entry: Entry) -> None:
-        account.see(*_record_of(entry))
-
     async def _measure(self) -> None:
         before = self._now()
         told = await self._bus.clock(bucket_stream(ACCOUNTS.name))
         self._measured_at = self._now()
         self._offset = told - (before + self._measured_at) / 2
+
+
+def _signed(record: AccountRecord) -> AccountRecord:
+    return replace(record, write_id=random.getrandbits(62) + 1)
 
 
 def _record_of(entry: Entry) -> tuple[AccountRecord, int]:

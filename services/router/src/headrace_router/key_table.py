@@ -40,6 +40,9 @@ class KeyTable:
         if record.key_id == key and len(self._keys) < MAX_KEYS:
             self._keys[key] = record
 
+    def has(self, key_id: str) -> bool:
+        return key_id in self._keys
+
     def identify(self, authorization: str, api_key: str = "") -> Identity:
         """Who sends these headers (`Authorization`, `x-api-key`). Raises Unauthorized."""
         scheme, _, token = authorization.partition(" ")

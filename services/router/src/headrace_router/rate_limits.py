@@ -33,6 +33,8 @@ class AccountRecord(Struct, frozen=True, tag=True, kw_only=True):
     day_tokens: int = 0
     slots: dict[str, int] = {}
     """Router -> how many concurrent requests it may have. Counts only while the router lives."""
+    write_id: int = 0
+    """Drawn anew for each write, so that a router whose answer was lost knows its own again: others' may be equal."""
 
 
 class Amounts(NamedTuple):
@@ -45,6 +47,10 @@ class Amounts(NamedTuple):
 
     def minus(self, other: "Amounts") -> "Amounts":
         return Amounts(self.requests - other.requests, self.tokens - other.tokens, self.slots - other.slots)
+
+    @property
+    def positive(self) -> "Amounts":
+        return Amounts(*(max(0, amount) for amount in self))
 
     def covers(self, other: "Amounts") -> bool:
         return self.requests >= other.requests and self.tokens >= other.tokens and self.slots >= other.slots

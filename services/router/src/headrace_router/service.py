@@ -84,7 +84,7 @@ class RouterService:
         await attachments.start()
         keys = KeyTable(are_required=settings.require_keys)
         await keys.open(bus)
-        accounts = Accounts(bus, router, Presence(router, time.monotonic))
+        accounts = Accounts(bus, router, Presence(router, time.monotonic), keys.has)
         await accounts.open()
         grammars = GrammarChecks()
         pool = PromptPool(settings.tokenizer_threads, settings.max_waiting_prompts)

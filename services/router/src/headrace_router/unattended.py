@@ -53,13 +53,16 @@ class Unattended:
             leave=lambda queued, reason: None,
             follows=True,
         )
+        is_read = False
         try:
             async with generation:
                 while not generation.is_complete:
                     await generation.next(POLL_S)
-            charge.settle(generation.usage.prompt_tokens + generation.usage.completion_tokens)
+            is_read = True
         except (RequestError, BusError) as error:
             log.info("background call not watched any more", request_id=plan.request_id, reason=str(error))
-            charge.settle(charge.num_tokens)
         finally:
+            used = generation.usage.prompt_tokens + generation.usage.completion_tokens
+            # What goes on unread, also when this router stops, is paid for in advance.
+            charge.settle(used if is_read else max(used, charge.num_tokens))
             charge.close()
