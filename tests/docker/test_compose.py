@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import httpx
 import pytest
@@ -35,7 +36,10 @@ def test_every_service_is_healthy(stack: Stack) -> None:
 
 
 def test_without_the_profile_the_autoscaler_only_says_what_it_would_do(stack: Stack) -> None:
-    assert "workers cannot be started or stopped" in stack.compose("logs", "autoscaler")
+    deadline = time.monotonic() + 60.0
+    while "workers cannot be started or stopped" not in stack.compose("logs", "autoscaler"):
+        assert time.monotonic() < deadline, stack.compose("logs", "autoscaler")
+        time.sleep(1.0)
     assert not stack.containers("docker-proxy")
 
 
