@@ -16,7 +16,7 @@ from tests.integration.deployment import MODEL, Client, Deployment, status_of, u
 pytestmark = pytest.mark.nats
 
 ENGINE = "tests.scripted_text"
-STALL_S = 3.0
+STALL_S = 6.0
 
 
 class System(NamedTuple):

@@ -21,6 +21,7 @@ async def test_a_hung_broker_is_noticed_and_left_and_found_again(bus: NatsBus, n
     unknown = asyncio.create_task(bus.enqueue(SUBJECT, b"sent before anyone knew", message_id="1"))
     assert await until(lambda: not bus.is_connected, 5.0) < 3.0
     assert 0.5 < bus.disconnected_for_s < 3.0
+    await asyncio.sleep(1.0)  # for the other of the two connections to notice as well
     with pytest.raises(BusUnavailable):
         bus.publish("x", b"")
     with pytest.raises(BusUnavailable):
