@@ -5,10 +5,10 @@ from typing import Any
 
 import msgpack
 import pytest
-from headrace_shared.rate_limits import AccountRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_router.rate_limits import AccountRecord
 from headrace_shared.codec import MAX_MESSAGE_BYTES, decode, encode, pack_ids, unpack_ids
 from headrace_shared.errors import ProtocolError
 from headrace_shared.messages import Admission, Cancel, Grant, Hello, Progress, Request, Telemetry, TokenFrame
