@@ -13,6 +13,12 @@ async def lane_depth(bus: Bus, model: str, lane: Lane) -> QueueDepth:
     return _lane(await bus.queue_depths(REQUESTS), model, lane)
 
 
+async def lane_depths(bus: Bus, model: str) -> dict[Lane, QueueDepth]:
+    """Of one model; the broker is asked once. Raises BusError."""
+    depths = await bus.queue_depths(REQUESTS)
+    return {lane: _lane(depths, model, lane) for lane in Lane}
+
+
 async def model_depths(bus: Bus, models: Sequence[str]) -> dict[str, QueueDepth]:
     """Of each model, all lanes together; the broker is asked once. Raises BusError."""
     depths = await bus.queue_depths(REQUESTS)

@@ -16,11 +16,11 @@ from headrace_router.promises import Promises, pack, unpack
 from headrace_router.prompt import Prompt
 from headrace_router.prompt_size import PromptSize
 from headrace_shared import telemetry
-from headrace_shared.backlog import lane_depth
+from headrace_shared.backlog import lane_depths
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, Overloaded, ProtocolError
-from headrace_shared.messages import Lane, Request, RouterId, RouterLoad, Telemetry
+from headrace_shared.messages import Request, RouterId, RouterLoad, Telemetry
 from headrace_shared.subjects import ALL_LOADS, loads_subject, telemetry_subject
 
 PERIOD_S = 0.25
@@ -196,8 +196,8 @@ class QueueWatch:
                         log.debug("queue depth unknown", model=model, error=str(error))
 
     async def _depth(self, model: str) -> int:
-        depths = [await lane_depth(self._bus, model, lane) for lane in Lane]
-        return sum(depth.num_pending + depth.num_unacknowledged for depth in depths)
+        depths = await lane_depths(self._bus, model)
+        return sum(depth.num_pending + depth.num_unacknowledged for depth in depths.values())
 
     def _is_active(self, queue: ModelQueue, now: float) -> bool:
         return len(queue.own) > 0 or now - queue.touched_at <= ACTIVE_S

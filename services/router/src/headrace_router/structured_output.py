@@ -15,7 +15,7 @@ FormKind = Literal["json", "regex", "choice", "grammar"]
 
 MAX_CHOICES = 1000
 ANY_OBJECT = '{"type":"object"}'
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class OutputForm(NamedTuple):
@@ -60,7 +60,7 @@ def _of_format(given: ResponseFormat | None) -> list[OutputForm]:
     schema = given.json_schema
     if schema is None:
         raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
-    if not _NAME.fullmatch(schema.name):
+    if not NAME.fullmatch(schema.name):
         raise InvalidRequest(
             f"'{param}.name' must have 1 to 64 characters out of a-z, A-Z, 0-9, _ and -.", param=f"{param}.name"
         )

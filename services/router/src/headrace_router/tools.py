@@ -1,7 +1,6 @@
 """The functions that a model may call, as OpenAI's API describes them. Pure."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -9,11 +8,10 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from headrace_router.schemas import ChatBody, Tool
-from headrace_router.structured_output import OutputForm
+from headrace_router.structured_output import NAME, OutputForm
 from headrace_shared.errors import InvalidRequest
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DEFINITIONS = ("$defs", "definitions")
 
 
@@ -95,7 +93,7 @@ def _functions(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
         if tool.type != "function":
             raise InvalidRequest(f"'{where}.type' must be 'function'.", param=f"{where}.type")
         name = tool.function.name
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise InvalidRequest(
                 f"'{where}.function.name' must have 1 to 64 characters out of a-z, A-Z, 0-9, _ and -.",
                 param=f"{where}.function.name",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from headrace_shared.backlog import lane_depth
+from headrace_shared.backlog import lane_depths
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.messages import Lane
@@ -38,7 +38,8 @@ class BacklogWatch:
             depths = dict.fromkeys(Lane, 0)
             try:
                 if self._is_teller():
-                    depths = {lane: (await lane_depth(self._bus, self._model, lane)).num_pending for lane in Lane}
+                    found = await lane_depths(self._bus, self._model)
+                    depths = {lane: depth.num_pending for lane, depth in found.items()}
             except BusError as error:
                 log.debug("queue depth unknown", error=str(error))
             else:

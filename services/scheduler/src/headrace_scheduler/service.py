@@ -31,11 +31,11 @@ from headrace_scheduler.settings import SchedulerSettings
 from headrace_scheduler.storyteller import Storyteller
 from headrace_scheduler.token_log import read_log
 from headrace_scheduler.trace_ids import TraceIds
-from headrace_shared.backlog import lane_depth
+from headrace_shared.backlog import lane_depths
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.leases import Leases
-from headrace_shared.messages import Cancel, Lane, RequestId, RouterId, SchedulerId, SequenceSnapshot, WorkerId
+from headrace_shared.messages import Cancel, RequestId, RouterId, SchedulerId, SequenceSnapshot, WorkerId
 from headrace_shared.model_cards import served_name
 from headrace_shared.service import Service
 from headrace_shared.subjects import (
@@ -232,8 +232,8 @@ class SchedulerService:
 
     async def _num_queued(self) -> int:
         """Requests that wait in the queue or with peers. Raises BusError."""
-        depths = [await lane_depth(self._bus, self._model, lane) for lane in Lane]
-        return sum(depth.num_pending for depth in depths) + self._peers.num_waiting
+        depths = await lane_depths(self._bus, self._model)
+        return sum(depth.num_pending for depth in depths.values()) + self._peers.num_waiting
 
     async def _show_life(self) -> None:
         """Keeps the queue from offering to others what we hold."""

@@ -24,7 +24,7 @@ from headrace_shared.messages import WorkerId
 
 MAX_GPUS = 64
 _NUMBER = re.compile(r"[1-9][0-9]{0,5}")
-_GENERATION = re.compile(r"0|[1-9][0-9]{0,17}")
+GENERATION_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _MAX_MODEL_CHARS = 256
 
 
@@ -70,7 +70,7 @@ def read_clone(given: Any) -> Clone:
         raise Refused(f"Labels.{WORKER} is missing or malformed")
     if not 0 < len(model) <= _MAX_MODEL_CHARS:
         raise Refused(f"Labels.{MODEL} is missing or malformed")
-    if _GENERATION.fullmatch(generation) is None:
+    if GENERATION_NUMBER.fullmatch(generation) is None:
         raise Refused(f"Labels.{GENERATION} is missing or malformed")
     if _NUMBER.fullmatch(number) is None:
         raise Refused(f"Labels.{NUMBER} is missing or malformed")

@@ -1,15 +1,12 @@
 """How a service may be updated: another number of replicas, within a limit, and nothing else. Pure."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from headrace_autoscaler.containers import GENERATION, WORKER, WORKER_NAME
-from headrace_autoscaler.proxy.creation import check_generation, difference
+from headrace_autoscaler.proxy.creation import GENERATION_NUMBER, check_generation, difference
 from headrace_autoscaler.proxy.routes import Refused
 from headrace_autoscaler.swarm_spec import Scaling, is_worker_service, replicas_of, scaled, scaling_of
-
-_GENERATION = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def checked_scaling(stack: str, current: Mapping[str, Any], max_replicas: int, given: Any) -> dict[str, Any]:
@@ -26,7 +23,7 @@ def checked_scaling(stack: str, current: Mapping[str, Any], max_replicas: int, g
     worker, generation = labels.get(WORKER), labels.get(GENERATION)
     if not isinstance(worker, str) or (worker and WORKER_NAME.fullmatch(worker) is None):
         raise Refused(f"Labels.{WORKER} is missing or malformed")
-    if not isinstance(generation, str) or _GENERATION.fullmatch(generation) is None:
+    if not isinstance(generation, str) or GENERATION_NUMBER.fullmatch(generation) is None:
         raise Refused(f"Labels.{GENERATION} is missing or malformed")
     check_generation(int(generation), scaling_of(current).generation)
     expected = scaled(current, Scaling(replicas, int(generation), worker))
