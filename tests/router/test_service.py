@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import socket
+import threading
 import time
 
 import openai
@@ -44,6 +45,36 @@ async def test_a_worker_whose_model_is_not_known_yet_makes_nothing_ready() -> No
         assert models.num_ready_workers() == 1
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_the_door_opens_when_the_cards_that_are_there_have_been_read() -> None:
+    """A router that is started again would otherwise tell its first callers that there is no model."""
+    bus = MemoryBus()
+    await store_card(bus, make_card())
+    is_built = threading.Event()
+
+    def build_slowly(card: ModelCard) -> TextEncoder:
+        is_built.wait(10.0)
+        return TextEncoder(card)
+
+    models = Models(time.monotonic, Capacities())
+    following = asyncio.create_task(models.follow(bus, build=build_slowly))
+    await models.first_read(0.2)
+    assert models.all() == []
+    is_built.set()
+    await models.first_read(10.0)
+    assert [model.card.model for model in models.all()] == [MODEL]
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_without_any_card_the_door_opens_at_once() -> None:
+    models = Models(time.monotonic, Capacities())
+    following = asyncio.create_task(models.follow(MemoryBus()))
+    async with asyncio.timeout(5.0):
+        await models.first_read(60.0)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 def _never_built(card: ModelCard) -> TextEncoder:

@@ -97,10 +97,13 @@ async def clear_cards(bus: Bus) -> None:
         await bus.remove(MODELS.name, entry.key)
 
 
-async def watch_cards(bus: Bus, on_card: Callable[[ModelCard], None]) -> Subscription:
-    """Calls `on_card` on the event loop for each complete card there is, and again for each changed one."""
+async def watch_cards(
+    bus: Bus, on_card: Callable[[ModelCard], None], on_current: Callable[[], None] = lambda: None
+) -> Subscription:
+    """Calls `on_card` on the event loop for each complete card there is, and again for each changed one; `on_current`
+    whenever all that are known of have been read, for the first time also if there are none."""
     await bus.ensure_bucket(MODELS)
-    watcher = _Watcher(bus, on_card)
+    watcher = _Watcher(bus, on_card, on_current)
     await watcher.start()
     return watcher
 
@@ -108,9 +111,10 @@ async def watch_cards(bus: Bus, on_card: Callable[[ModelCard], None]) -> Subscri
 class _Watcher:
     """Reads the cards whose manifest changed, one after the other, in a task of its own."""
 
-    def __init__(self, bus: Bus, on_card: Callable[[ModelCard], None]) -> None:
+    def __init__(self, bus: Bus, on_card: Callable[[ModelCard], None], on_current: Callable[[], None]) -> None:
         self._bus = bus
         self._on_card = on_card
+        self._on_current = on_current
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
         self._seen: dict[str, bytes] = {}
@@ -119,6 +123,7 @@ class _Watcher:
 
     async def start(self) -> None:
         self._subscription = await self._bus.watch(MODELS.name, self._on_change)
+        self._wake.set()
         self._task = asyncio.create_task(self._run(), name="model-cards")
 
     async def close(self) -> None:
@@ -140,6 +145,7 @@ class _Watcher:
             self._wake.clear()
             for key in sorted(self._changed):
                 await self._refresh(key)
+            self._on_current()
 
     async def _refresh(self, key: str) -> None:
         delay_s = 0.1

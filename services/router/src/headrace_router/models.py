@@ -43,6 +43,8 @@ class Models:
         self._models: dict[str, ServedModel] = {}
         self._new_cards: dict[str, ModelCard] = {}
         self._has_new = asyncio.Event()
+        self._is_current = False
+        self._was_read = asyncio.Event()
         self._is_known = asyncio.Condition()
         self._wanted: dict[str, int] = {}
         self._missed_at: dict[str, float] = {}
@@ -110,16 +112,25 @@ class Models:
         """Keeps up with cards and workers until cancelled."""
         hellos = await bus.subscribe(ALL_HELLOS, self._on_hello)
         try:
-            cards = await watch_cards(bus, self._on_card)
+            cards = await watch_cards(bus, self._on_card, self._on_cards_read)
             try:
                 while True:
                     await self._has_new.wait()
                     self._has_new.clear()
                     await self._build_new(build)
+                    if self._is_current:
+                        self._was_read.set()
             finally:
                 await cards.close()
         finally:
             await hellos.close()
+
+    async def first_read(self, timeout_s: float) -> None:
+        """Returns when every card that was in the broker at the start is known, at the latest after the timeout."""
+        try:
+            await asyncio.wait_for(self._was_read.wait(), timeout_s)
+        except TimeoutError:
+            log.warning("not all model cards could be read yet")
 
     def add(self, card: ModelCard, encoder: TextEncoder) -> None:
         self._models[card.model] = ServedModel(card, encoder)
@@ -128,6 +139,10 @@ class Models:
         if card.model in self._models or len(self._models) + len(self._new_cards) < MAX_MODELS:
             self._new_cards[card.model] = card
             self._has_new.set()
+
+    def _on_cards_read(self) -> None:
+        self._is_current = True
+        self._has_new.set()
 
     async def _build_new(self, build: Callable[[ModelCard], TextEncoder]) -> None:
         while self._new_cards:

@@ -51,6 +51,8 @@ from headrace_shared.telemetry import NUM_IN_FLIGHT
 
 log = structlog.get_logger(__name__)
 
+FIRST_READ_S = 5.0
+"""The most that the door stays shut at the start for cards to be read."""
 CUT_S = 2.0
 """Before the end of the drain time, what is still running is told that it ends."""
 
@@ -152,6 +154,8 @@ class RouterService:
         service.spawn(attachments.run(), "attachments")
         service.spawn(service.report(bus, lambda: service.not_ready() or "ready", gauges), "telemetry")
         service.set_ready(not_ready)
+        # Who is let in earlier would be told that there is no such model. Connections wait at the listener.
+        await models.first_read(FIRST_READ_S)
         serving = asyncio.create_task(server.serve([listener]), name="web-server")
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port)
