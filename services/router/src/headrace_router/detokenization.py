@@ -14,6 +14,8 @@ import msgspec
 
 from headrace_shared.errors import ProtocolError
 
+MAX_TOKENS = 1 << 22
+"""Highest id of a token: there is a table of all."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -58,15 +60,18 @@ def build_vocabulary(tokenizer_json: bytes) -> Vocabulary:
         to_bytes = _converter(content.get("decoder") or {})
         tokens = _tokens(content["model"]["vocab"])
         added = content.get("added_tokens") or []
-        size = max([*tokens.values(), *(token["id"] for token in added)], default=-1) + 1
+        ids = [*tokens.values(), *(token["id"] for token in added)]
+        if not all(isinstance(token_id, int) and 0 <= token_id < MAX_TOKENS for token_id in ids):
+            raise ValueError(f"a token's id is not from 0 to {MAX_TOKENS - 1}")
+        size = max(ids, default=-1) + 1
         table = [b""] * size
         for text, token_id in tokens.items():
             table[token_id] = to_bytes(text)
         for token in added:
             table[token["id"]] = to_bytes(token["content"])
         special = frozenset(token["id"] for token in added if token.get("special"))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, msgspec.DecodeError) as error:
-        raise ProtocolError(f"tokenizer.json is not usable: {error!r}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError) as error:
+        raise ProtocolError(f"tokenizer.json is not usable: {error!r:.200}") from error
     return Vocabulary(table, special)
 
 

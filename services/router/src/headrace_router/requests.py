@@ -14,7 +14,7 @@ from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
 from headrace_router.validation import ValidChat, ValidParams, context_exceeded, fit
 from headrace_shared.codec import pack_ids
-from headrace_shared.errors import PayloadTooLarge
+from headrace_shared.errors import InvalidRequest, PayloadTooLarge
 from headrace_shared.message_sizes import largest_message, most_tokens
 from headrace_shared.messages import Audience, Lane, Request, RequestId, RouterId, StopParams
 
@@ -37,7 +37,7 @@ def encode_chat(model: ServedModel, chat: ValidChat, params: ValidParams) -> lis
         tools=chat.tools,
         continues=chat.continues,
     )
-    return [EncodedPrompt(pack_ids(ids), fit(len(ids), params, model.card, "messages"))]
+    return [_encoded(ids, params, model, "messages")]
 
 
 def encode_prompts(
@@ -49,8 +49,16 @@ def encode_prompts(
         if isinstance(prompt, str):
             check_length(model, len(prompt), params.max_tokens, "prompt")
         ids = model.encoder.encode(prompt) if isinstance(prompt, str) else prompt
-        encoded.append(EncodedPrompt(pack_ids(ids), fit(len(ids), params, model.card, "prompt")))
+        encoded.append(_encoded(ids, params, model, "prompt"))
     return encoded
+
+
+def _encoded(ids: Sequence[int], params: ValidParams, model: ServedModel, param: str) -> EncodedPrompt:
+    stop = fit(len(ids), params, model.card, param)
+    if (highest := max(ids)) >= model.card.vocab_size:
+        # Tokenizers may know tokens (of images, say) that the model has no embedding for.
+        raise InvalidRequest(f"'{param}' yields the token {highest}, which this model does not have.", param=param)
+    return EncodedPrompt(pack_ids(ids), stop)
 
 
 class Terms(NamedTuple):

@@ -86,7 +86,7 @@ def chunks(messages: Iterable[bytes]) -> Iterator[Chunk]:
             collected.clear()
             try:
                 yield decoder.decode(data)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
                 raise ProtocolError(f"undecodable chunk of a recording: {error}") from error
 
 

@@ -1,6 +1,5 @@
 """Model cards: what routers need to know of a model."""
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,8 +9,17 @@ from tokenizers import Tokenizer
 
 from headrace_shared.errors import ConfigError
 from headrace_shared.messages import ModelCard
+from headrace_worker.models.config import MOST
+from headrace_worker.models.foreign_tokenizer import tokenizer_from_folder
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.gguf_tokenizer import gguf_tokenizer_json
+from headrace_worker.models.small_files import (
+    MAX_TEMPLATE_BYTES,
+    MAX_TOKENIZER_BYTES,
+    read_bytes,
+    read_json,
+    read_text,
+)
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>")
 """End a chat model's turn even where its configuration names another end-of-sequence token only."""
@@ -20,7 +28,7 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>")
 def card_from_gguf(file: GgufFile, *, name: str, vocab_size: int, context: int) -> ModelCard:
     metadata = file.metadata
     tokenizer = gguf_tokenizer_json(file.path, metadata)
-    template = metadata.get("tokenizer.chat_template")
+    template = _template(metadata.get("tokenizer.chat_template"))
     bos, eos = (_token(metadata, f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos"))
     eos_ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     # Older files say nothing, and llama.cpp adds the token to sentencepiece vocabularies then.
@@ -30,7 +38,7 @@ def card_from_gguf(file: GgufFile, *, name: str, vocab_size: int, context: int) 
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         context=context,
-        eos_token_ids=_eos_ids(eos_ids, template, tokenizer),
+        eos_token_ids=_eos_ids(eos_ids, template, tokenizer, vocab_size),
         bos_token=bos,
         eos_token=eos,
         adds_bos=bool(adds_bos) and bool(bos),
@@ -59,44 +67,44 @@ def card_from_folder(folder: Path, *, name: str, vocab_size: int, context: int) 
         vocab_size=vocab_size,
         context=context,
         eos_token_ids=_eos_ids(
-            [*_listed(generation.get("eos_token_id")), *_listed(config.get("eos_token_id"))], template, tokenizer
+            [*_listed(generation.get("eos_token_id")), *_listed(config.get("eos_token_id"))],
+            template,
+            tokenizer,
+            vocab_size,
         ),
         bos_token=bos,
         eos_token=_spelled(settings.get("eos_token")),
-        adds_bos=_adds_bos(tokenizer, bos) or bool(settings.get("add_bos_token") and bos),
+        adds_bos=_adds_bos(tokenizer, bos, is_told_to=settings.get("add_bos_token") is True),
         chat_template=template,
-        temperature=generation.get("temperature"),
-        top_p=generation.get("top_p"),
-        top_k=generation.get("top_k"),
-        repetition_penalty=generation.get("repetition_penalty"),
+        temperature=_default(generation, "temperature", 0.0, 2.0),
+        top_p=_default(generation, "top_p", 1e-6, 1.0),
+        top_k=None if (top_k := _default(generation, "top_k", -1, 1 << 31)) is None else int(top_k),
+        repetition_penalty=_default(generation, "repetition_penalty", 1e-6, 10.0),
         created=int(time.time()),
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """{} if there is no such file. Raises ConfigError for one that is no JSON object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError("model", f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError("model", f"{path} is no JSON object")
+def _default(generation: Mapping[str, Any], key: str, low: float, high: float) -> float | None:
+    """What holds for whoever asks for nothing else, in the range that may be asked for. None: nothing is said."""
+    value = generation.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError("model", f"{key} in generation_config.json is no number from {low} to {high}")
     return value
 
 
 def _tokenizer_json(folder: Path) -> bytes:
     file = folder / "tokenizer.json"
     if file.exists():
-        data = file.read_bytes()
-        _loaded(data)
+        data = read_bytes(file, MAX_TOKENIZER_BYTES)
+        if max(_loaded(data).get_vocab().values(), default=0) >= MOST["vocab_size"]:
+            raise ConfigError("model", f"{file}: a token has an id of {MOST['vocab_size']} or more")
         return data
     try:
-        from transformers import AutoTokenizer  # Takes a second, and most models do not need it.
-
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        return str(tokenizer.backend_tokenizer.to_str()).encode()
+        return tokenizer_from_folder(folder)
+    except ConfigError:
+        raise
     except Exception as error:  # Whatever a foreign file provokes in there, the user needs one line.
         raise ConfigError("model", f"{folder} holds no usable tokenizer: {error}") from error
 
@@ -111,13 +119,19 @@ def _loaded(tokenizer: bytes) -> Tokenizer:
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     separate = folder / "chat_template.jinja"
     if separate.exists():
-        return separate.read_text(encoding="utf-8")
+        return read_text(separate, MAX_TEMPLATE_BYTES)
     template = settings.get("chat_template")
     if isinstance(template, list):
         # Several named ones: the default serves plain chats.
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        defaults = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next(defaults, {}).get("template")
+    return _template(template)
+
+
+def _template(given: Any) -> str | None:
+    if isinstance(given, str) and len(given) > MAX_TEMPLATE_BYTES:
+        raise ConfigError("model", f"the chat template has more than {MAX_TEMPLATE_BYTES} characters")
+    return given if isinstance(given, str) else None
 
 
 def _spelled(token: Any) -> str:
@@ -131,18 +145,21 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _adds_bos(tokenizer: bytes, bos: str) -> bool:
+def _adds_bos(tokenizer: bytes, bos: str, *, is_told_to: bool) -> bool:
     if not bos:
         return False
     loaded = _loaded(tokenizer)
-    ids = loaded.encode("a").ids
-    return bool(ids) and ids[0] == loaded.token_to_id(bos)
+    bos_id = loaded.token_to_id(bos)
+    if is_told_to and bos_id is None:
+        raise ConfigError("model", f"the tokenizer does not know the token {bos[:64]!r} that all prompts begin with")
+    return is_told_to or loaded.encode("a").ids[:1] == [bos_id]
 
 
-def _eos_ids(candidates: Iterable[Any], template: str | None, tokenizer: bytes) -> tuple[int, ...]:
-    ids = [value for value in candidates if isinstance(value, int)]
+def _eos_ids(candidates: Iterable[Any], template: str | None, tokenizer: bytes, vocab_size: int) -> tuple[int, ...]:
+    ids = [value for value in candidates if isinstance(value, int) and not isinstance(value, bool)]
     if template is not None:
         loaded = _loaded(tokenizer)
         ends = [loaded.token_to_id(token) for token in _TURN_ENDS if token in template]
         ids += [end for end in ends if end is not None]
-    return tuple(dict.fromkeys(ids))
+    # Some files say -1 for none; what the model cannot say ends nothing.
+    return tuple(dict.fromkeys(value for value in ids if 0 <= value < vocab_size))

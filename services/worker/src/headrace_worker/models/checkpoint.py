@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace_shared.messages import ModelCard
-from headrace_worker.models.card import card_from_folder, card_from_gguf, read_json
+from headrace_worker.models.card import card_from_folder, card_from_gguf
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.gguf_config import gguf_config
 from headrace_worker.models.gguf_tensors import GgufTensors
 from headrace_worker.models.hf_config import config_from_hf
+from headrace_worker.models.small_files import read_json
 from headrace_worker.models.weights import SafetensorsFolder, TensorSource
 
 

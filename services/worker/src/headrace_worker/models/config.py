@@ -5,13 +5,26 @@ do differently is data here, so that one forward pass serves all.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from headrace_shared.errors import ConfigError
 
 Activation = Literal["silu", "gelu_tanh"]
+
+MOST = {
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_layers": 1 << 10,
+    "num_heads": 1 << 12,
+    "num_kv_heads": 1 << 12,
+    "head_dim": 1 << 13,
+    "context": 1 << 27,
+}
+"""Several times the sizes of the largest model there is: more is a damaged file, or one made to exhaust a machine."""
+MAX_EXPERTS = 1 << 13
 
 
 class RopeScaling(Struct, frozen=True, kw_only=True):
@@ -117,20 +130,22 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 def checked(config: ModelConfig) -> ModelConfig:
     """Raises ConfigError for sizes that do not fit together."""
-    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads)
-    if min(*sizes, config.num_kv_heads, config.head_dim, config.context) < 1:
-        raise ConfigError("model", "a size in the model's configuration is not positive")
+    for name, most in MOST.items():
+        if not 1 <= getattr(config, name) <= most:
+            raise ConfigError("model", f"{name} in the model's configuration is not from 1 to {most}")
     if config.num_heads % config.num_kv_heads:
         raise ConfigError("model", f"{config.num_heads} heads cannot share {config.num_kv_heads} key-value heads")
     if config.head_dim % 2:
         raise ConfigError("model", f"head_dim {config.head_dim} is odd: no rotary embedding fits")
-    if config.sliding_window is not None and config.sliding_window < 1:
-        raise ConfigError("model", f"sliding_window {config.sliding_window} is not positive")
+    if config.sliding_window is not None and not 1 <= config.sliding_window <= MOST["context"]:
+        raise ConfigError("model", f"sliding_window {config.sliding_window} is not from 1 to {MOST['context']}")
     if config.windowed_layers and len(config.windowed_layers) != config.num_layers:
         raise ConfigError("model", f"layer_types names {len(config.windowed_layers)} of {config.num_layers} layers")
+    if not (math.isfinite(config.norm_epsilon) and config.norm_epsilon >= 0):
+        raise ConfigError("model", f"the epsilon of the norms, {config.norm_epsilon}, is no small number")
     if not math.isfinite(config.attention_scale) or config.attention_scale <= 0:
         raise ConfigError("model", f"the scale of attention, {config.attention_scale}, is not positive")
-    if config.mixture is not None and not 1 <= config.mixture.num_chosen <= config.mixture.num_experts:
+    if config.mixture is not None and not (1 <= config.mixture.num_chosen <= config.mixture.num_experts <= MAX_EXPERTS):
         raise ConfigError(
             "model", f"num_experts_per_tok {config.mixture.num_chosen} of {config.mixture.num_experts} experts"
         )
@@ -148,9 +163,29 @@ def _check_rope(rope: Rope, head_dim: int) -> None:
     scaling = rope.scaling
     if scaling is None:
         return
-    if not (math.isfinite(scaling.factor) and scaling.factor > 0 and scaling.original_context > 0):
+    numbers = (
+        scaling.low_frequency_factor,
+        scaling.high_frequency_factor,
+        scaling.beta_fast,
+        scaling.beta_slow,
+        scaling.attention_factor,
+    )
+    if not all(map(math.isfinite, numbers)):
+        raise ConfigError("model", "a number of the rope scaling is not finite")
+    if not (math.isfinite(scaling.factor) and scaling.factor > 0 and 0 < scaling.original_context <= MOST["context"]):
         raise ConfigError("model", f"rope scaling by {scaling.factor} from {scaling.original_context} is not positive")
     if scaling.kind == "llama3" and scaling.high_frequency_factor <= scaling.low_frequency_factor:
         raise ConfigError("model", "high_freq_factor of the rope scaling is not above low_freq_factor")
     if scaling.kind == "yarn" and (rope.theta <= 1 or min(scaling.beta_fast, scaling.beta_slow) <= 0):
         raise ConfigError("model", "yarn needs rope_theta above 1, and beta_fast and beta_slow above 0")
+
+
+UNSOUND = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What values of types and sizes that nobody meant provoke while a configuration is read."""
+
+
+def num_layers_of(value: Any) -> int:
+    """Checked before anything is made for each layer. Raises ConfigError, TypeError, ValueError."""
+    if not 1 <= int(value) <= MOST["num_layers"]:
+        raise ConfigError("model", f"the number of layers is not from 1 to {MOST['num_layers']}")
+    return int(value)

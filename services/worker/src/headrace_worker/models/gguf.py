@@ -5,6 +5,7 @@ builds an array object for each of a hundred thousand vocabulary entries, which 
 A file is input from outside: every length is checked against the file before it is used.
 """
 
+import math
 import mmap
 import struct
 from pathlib import Path
@@ -17,10 +18,12 @@ import torch
 from headrace_shared.errors import ConfigError
 from headrace_worker.native.dequantize import dequantize
 
-MAX_ENTRIES = 1 << 20
+MAX_ENTRIES = 1 << 17
 """Most metadata entries or tensors that a file may announce."""
-MAX_ARRAY = 1 << 24
-"""Most elements of one metadata array."""
+MAX_ITEMS = 1 << 22
+"""Most elements of all metadata arrays together: a few for each token of a vocabulary."""
+MAX_HEADER_BYTES = 256 << 20
+MAX_ALIGNMENT = 1 << 20
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -47,7 +50,7 @@ class GgufFile:
             raise ConfigError("model", f"cannot read {path}: {error}") from error
         try:
             self.metadata, self.tensors = _Header(self._data).parse()
-        except (struct.error, ValueError, IndexError, KeyError, OverflowError) as error:
+        except (struct.error, ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
             raise ConfigError("model", f"{path} is not a sound GGUF file: {error}") from error
 
     @property
@@ -99,12 +102,41 @@ def _typed(rows: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> np.nd
     return rows
 
 
+class _TensorHead(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    kind: gguf.GGMLQuantizationType
+    offset: int
+    """From the start of all tensors."""
+
+
+def _tensors(heads: list[_TensorHead], start: int, alignment: int, num_bytes: int) -> dict[str, TensorInfo]:
+    """`start`: of all tensors; `num_bytes`: of the file. Raises ValueError, KeyError."""
+    tensors: dict[str, TensorInfo] = {}
+    position = 0
+    for name, shape, kind, offset in sorted(heads, key=lambda head: head.offset):
+        shown = repr(name[:100])
+        block_size, type_size = gguf.GGML_QUANT_SIZES[kind]
+        if shape[-1] % block_size or min(shape) < 1:
+            raise ValueError(f"{shown}: rows of {shape[-1]} are no multiple of {block_size}")
+        size = math.prod(shape) // block_size * type_size
+        if start + offset + size > num_bytes:
+            raise ValueError(f"{shown} reaches beyond the end of the file (incomplete download?)")
+        if offset < position or offset % alignment or name in tensors:
+            raise ValueError(f"{shown} overlaps another tensor, is not aligned, or is there twice")
+        position = offset + size
+        tensors[name] = TensorInfo(shape, kind, start + offset, size)
+    return tensors
+
+
 class _Header:
     """A cursor over the file's head; every method moves it."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
+        self._end = min(len(data), MAX_HEADER_BYTES)
         self._position = 0
+        self._num_items = 0
 
     def parse(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         if self._bytes(4) != b"GGUF":
@@ -113,34 +145,30 @@ class _Header:
             raise ValueError(f"version {version}")
         num_tensors = self._count("<Q", MAX_ENTRIES)
         num_entries = self._count("<Q", MAX_ENTRIES)
-        metadata = {self._string(): self._value(self._number("<I")) for _ in range(num_entries)}
+        metadata: dict[str, Any] = {}
+        for _ in range(num_entries):
+            key = self._string()
+            if key in metadata:
+                raise ValueError(f"{key[:100]!r} is there twice")
+            metadata[key] = self._value(self._number("<I"))
         heads = [self._tensor_head() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", 32))
-        if alignment < 1:
-            raise ValueError(f"alignment {alignment}")
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
+            raise ValueError("general.alignment is impossible")
         start = -(-self._position // alignment) * alignment
-        tensors = {}
-        for name, shape, kind, offset in heads:
-            block_size, type_size = gguf.GGML_QUANT_SIZES[kind]
-            if shape[-1] % block_size:
-                raise ValueError(f"{name}: rows of {shape[-1]} are no multiple of {block_size}")
-            num_bytes = int(np.prod(shape, dtype=object)) // block_size * type_size
-            if start + offset + num_bytes > len(self._data):
-                raise ValueError(f"{name} reaches beyond the end of the file (incomplete download?)")
-            tensors[name] = TensorInfo(shape, kind, start + offset, num_bytes)
-        return metadata, tensors
+        return metadata, _tensors(heads, start, alignment, len(self._data))
 
-    def _tensor_head(self) -> tuple[str, tuple[int, ...], gguf.GGMLQuantizationType, int]:
+    def _tensor_head(self) -> "_TensorHead":
         name = self._string()
         num_dimensions = self._count("<I", 4)
         shape = tuple(self._number("<Q") for _ in range(num_dimensions))[::-1] or (1,)
         kind = gguf.GGMLQuantizationType(self._number("<I"))
-        return name, shape, kind, self._number("<Q")
+        return _TensorHead(name, shape, kind, self._number("<Q"))
 
     def _bytes(self, count: int) -> bytes:
         end = self._position + count
-        if end > len(self._data):
-            raise ValueError("unexpected end of file")
+        if end > self._end:
+            raise ValueError("unexpected end of file" if self._end == len(self._data) else "the header is too long")
         piece = self._data[self._position : end]
         self._position = end
         return piece
@@ -162,7 +190,8 @@ class _Header:
             return self._string()
         if kind == _ARRAY:
             item_kind = self._number("<I")
-            count = self._count("<Q", MAX_ARRAY)
+            count = self._count("<Q", MAX_ITEMS - self._num_items)
+            self._num_items += count
             if item_kind == _ARRAY:
                 raise ValueError("nested arrays")
             if item_kind in _SCALARS:

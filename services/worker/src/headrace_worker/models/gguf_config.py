@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace_shared.errors import ConfigError
-from headrace_worker.models.config import ModelConfig, Rope, RopeScaling, checked
+from headrace_worker.models.config import UNSOUND, ModelConfig, Rope, RopeScaling, checked, num_layers_of
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.hf_rope import yarn_attention
 
@@ -21,18 +21,23 @@ _GEMMA3_27B_LAYERS = 62
 
 def gguf_config(file: GgufFile) -> ModelConfig:
     """Raises ConfigError for what this engine cannot run faithfully."""
+    try:
+        return _config(file)
+    except UNSOUND as error:
+        raise ConfigError("model", f"the GGUF file's metadata is incomplete or wrong: {error!r:.200}") from error
+
+
+def _config(file: GgufFile) -> ModelConfig:
     architecture = file.metadata.get("general.architecture")
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        raise ConfigError("model", f"GGUF architecture {architecture!r} is not supported (only {', '.join(_FAMILIES)})")
+        shown, known = repr(architecture)[:64], ", ".join(_FAMILIES)
+        raise ConfigError("model", f"GGUF architecture {shown} is not supported (only {known})")
     fields = _Fields(file, str(architecture))
     for key in ("expert_count", "attn_logit_softcapping", "final_logit_softcapping"):
         if fields.get(key):
             raise ConfigError("model", f"{fields.key(key)} is not supported in GGUF files")
-    try:
-        return checked(ModelConfig(**(_common(fields) | family(fields))))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError("model", f"the GGUF file's metadata is incomplete or wrong: {error!r}") from error
+    return checked(ModelConfig(**(_common(fields) | family(fields))))
 
 
 class _Fields:
@@ -69,7 +74,7 @@ def _common(fields: _Fields) -> dict[str, Any]:
         "vocab_size": int(fields.get("vocab_size") or len(fields.metadata["tokenizer.ggml.tokens"])),
         "hidden_size": hidden_size,
         "intermediate_size": int(fields.need("feed_forward_length")),
-        "num_layers": int(fields.need("block_count")),
+        "num_layers": num_layers_of(fields.need("block_count")),
         "num_heads": num_heads,
         "num_kv_heads": int(fields.need("attention.head_count_kv", num_heads)),
         "head_dim": head_dim,

@@ -11,7 +11,11 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from headrace_shared.errors import ConfigError
+from headrace_worker.models.foreign_tokenizer import tokenizer_from_gguf
 
+MAX_TOKEN_CHARS = 1024
+MAX_VOCABULARY_CHARS = 1 << 24
+"""Of all tokens. All divisions of each in two are looked at."""
 _CONTROL, _USER_DEFINED = 3, 4
 """llama.cpp's token types."""
 
@@ -93,6 +97,10 @@ def _gemma(metadata: Mapping[str, Any]) -> bytes:
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    if not all(isinstance(token, str) and len(token) <= MAX_TOKEN_CHARS for token in tokens):
+        raise ValueError(f"a token is no text, or has more than {MAX_TOKEN_CHARS} characters")
+    if sum(map(len, tokens)) > MAX_VOCABULARY_CHARS:
+        raise ValueError(f"the tokens have more than {MAX_VOCABULARY_CHARS} characters")
     return tokens
 
 
@@ -109,9 +117,6 @@ def _add_tokens(
 
 def _by_transformers(path: Path) -> bytes:
     try:
-        from transformers import AutoTokenizer  # Takes a second, and most models do not need it.
-
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
-        return str(tokenizer.backend_tokenizer.to_str()).encode()
+        return tokenizer_from_gguf(path)
     except Exception as error:  # Whatever a foreign file provokes in there, the user needs one line.
         raise ConfigError("model", f"{path} describes no usable tokenizer: {error}") from error

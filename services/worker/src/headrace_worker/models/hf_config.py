@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace_shared.errors import ConfigError
-from headrace_worker.models.config import Activation, MixtureConfig, ModelConfig, Rope, checked
+from headrace_worker.models.config import UNSOUND, Activation, MixtureConfig, ModelConfig, Rope, checked, num_layers_of
 from headrace_worker.models.hf_rope import rope_from_hf
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -36,18 +36,23 @@ _GEMMA3_TEXT: dict[str, Any] = {
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """From the contents of config.json. Raises ConfigError for what this engine cannot run faithfully."""
+    try:
+        return _config(raw)
+    except UNSOUND as error:
+        raise ConfigError("model", f"config.json is incomplete or wrong: {error!r:.200}") from error
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
     architecture = (list(raw.get("architectures") or []) or ["(none)"])[0]
     family = _FAMILIES.get(architecture)
     if family is None:
-        raise ConfigError("model", f"architecture {architecture} is not supported (only {', '.join(_FAMILIES)})")
+        known = ", ".join(_FAMILIES)
+        raise ConfigError("model", f"architecture {str(architecture)[:64]} is not supported (only {known})")
     _check_supported(raw)
     if isinstance(text := raw.get("text_config"), Mapping):
         raw = {**_GEMMA3_TEXT, **text}
         _check_supported(raw)
-    try:
-        return checked(ModelConfig(**(_common(raw) | family(raw))))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError("model", f"config.json is incomplete or wrong: {error!r}") from error
+    return checked(ModelConfig(**(_common(raw) | family(raw))))
 
 
 def _check_supported(raw: Mapping[str, Any]) -> None:
@@ -68,7 +73,7 @@ def _common(raw: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": int(raw["vocab_size"]),
         "hidden_size": hidden_size,
         "intermediate_size": int(raw["intermediate_size"]),
-        "num_layers": int(raw["num_hidden_layers"]),
+        "num_layers": num_layers_of(raw["num_hidden_layers"]),
         "num_heads": num_heads,
         "num_kv_heads": int(raw.get("num_key_value_heads") or num_heads),
         "head_dim": head_dim,

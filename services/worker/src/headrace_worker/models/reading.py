@@ -41,11 +41,7 @@ def read_decoder(
     shard.check(config)
     if config.mixture is not None:
         check_alignment(len(shard.inner(config)), config.hidden_size, dtype)
-    # The same walk without reading: a wrong tensor at the end is not found after minutes.
-    checker = TensorReader(source, dtype, torch.device("cpu"), only_checks=True)
-    dry = _DecoderReader(config, shard, checker, _Unpacked())
-    deque(dry.layers(), maxlen=0)
-    dry.ends()
+    check_weights(config, source, shard)
     reader = _DecoderReader(config, shard, TensorReader(source, dtype, device), packing)
     num_layers = len(shard.layers(config))
     layers: list[Layer[Packed]] = []
@@ -55,6 +51,16 @@ def read_decoder(
         report(len(layers), num_layers)
     embedding, norm, head = reader.ends()
     return DecoderWeights(config, shard, embedding, layers, norm, head)
+
+
+def check_weights(config: ModelConfig, source: TensorSource, shard: Shard = WHOLE) -> None:
+    """Raises ConfigError if a tensor is missing or has another shape. The same walk as that of reading, but without
+    reading and without memory: a wrong tensor at the end is not found after minutes, and nothing is taken for sizes
+    that a file only claims."""
+    checker = TensorReader(source, torch.float32, torch.device("meta"), only_checks=True)
+    dry = _DecoderReader(config, shard, checker, _Unpacked())
+    deque(dry.layers(), maxlen=0)
+    dry.ends()
 
 
 class _Unpacked:

@@ -60,7 +60,7 @@ class TensorReader:
         """[size], float32"""
         self._check(name, (size,))
         if self._only_checks:
-            return torch.empty(size)
+            return torch.empty(size, device=self._device)
         return self._source.read(name).to(self._device, torch.float32)
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:

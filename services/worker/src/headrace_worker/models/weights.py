@@ -1,13 +1,14 @@
 """Where weights come from: tensors or parts of them, by the names of Hugging Face checkpoints."""
 
-import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import safetensors
 import torch
 
 from headrace_shared.errors import ConfigError
+from headrace_worker.models.safetensors_header import READABLE, TensorHead, read_header
+from headrace_worker.models.small_files import MAX_INDEX_BYTES, read_json
 
 
 class TensorSource(Protocol):
@@ -35,34 +36,47 @@ class SafetensorsFolder:
             others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
             hint = f" ({others[0]} is not opened: it may run code)" if others else ""
             raise ConfigError("model", f"{folder} holds no safetensors weights{hint}")
-        stored = [(name, file) for file in files for name in _open(file).keys()]  # noqa: SIM118  (no dictionary)
-        self._owners = {_text_name(name): (name, file) for name, file in stored}
+        self._stored: dict[str, _Stored] = {}
+        for file in files:
+            for name, head in read_header(file).items():
+                if (known := _text_name(name)) in self._stored:
+                    raise ConfigError("model", f"{folder} holds {known[:100]} twice")
+                self._stored[known] = _Stored(name, file, head)
         self._open_path = files[0]
         self._opened = _open(files[0])
 
     def __contains__(self, name: str) -> bool:
-        return name in self._owners
+        return name in self._stored
 
     def shape(self, name: str) -> tuple[int, ...]:
-        own_name, file = self._opened_for(name)
-        return tuple(file.get_slice(own_name).get_shape())
+        head = self._stored[name].head
+        if head.kind not in READABLE:
+            # Whole numbers mean nothing without the scales of whoever quantized them.
+            raise ConfigError("model", f"{name} is stored as {head.kind} (only {', '.join(READABLE)} can be read)")
+        return head.shape
 
     def read(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
-        own_name, file = self._opened_for(name)
-        if rows is None and columns is None:
-            whole: torch.Tensor = file.get_tensor(own_name)
-            return whole
-        row_slice = slice(None) if rows is None else slice(rows.start, rows.stop)
-        stored = file.get_slice(own_name)
-        part: torch.Tensor = stored[row_slice] if columns is None else stored[row_slice, columns.start : columns.stop]
-        return part
+        stored = self._stored[name]
+        if stored.file != self._open_path:
+            self._opened = _open(stored.file)
+            self._open_path = stored.file
+        try:
+            if rows is None and columns is None:
+                whole: torch.Tensor = self._opened.get_tensor(stored.own_name)
+                return whole
+            row_slice = slice(None) if rows is None else slice(rows.start, rows.stop)
+            view = self._opened.get_slice(stored.own_name)
+            part: torch.Tensor = view[row_slice] if columns is None else view[row_slice, columns.start : columns.stop]
+            return part
+        except safetensors.SafetensorError as error:
+            raise ConfigError("model", f"cannot read {name} from {stored.file}: {error}") from error
 
-    def _opened_for(self, name: str) -> tuple[str, Any]:
-        own_name, path = self._owners[name]
-        if path != self._open_path:
-            self._opened = _open(path)
-            self._open_path = path
-        return own_name, self._opened
+
+class _Stored(NamedTuple):
+    own_name: str
+    """In its file."""
+    file: Path
+    head: TensorHead
 
 
 def _text_name(name: str) -> str:
@@ -83,13 +97,15 @@ def _open(file: Path) -> Any:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
-        return sorted(folder.glob("*.safetensors"))
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError("model", f"{index} is unreadable: {error!r}") from error
-    if any(Path(name).name != name for name in names):
+        return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    places = read_json(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ConfigError("model", f"{index} is no index of weights")
+    names = sorted(set(places.values()))
+    if any(Path(name).name != name or "\0" in name for name in names):
         raise ConfigError("model", f"{index} names files outside its folder")
-    if missing := [name for name in names if not (folder / name).exists()]:
+    if others := [name for name in names if not name.endswith(".safetensors")]:
+        raise ConfigError("model", f"{index} names {others[0][:100]}, which is no safetensors file")
+    if missing := [name for name in names if not (folder / name).is_file()]:
         raise ConfigError("model", f"{folder} lacks {missing[0]} (incomplete download?)")
     return [folder / name for name in names]

@@ -1,0 +1,126 @@
+"""What clients send: every schema, and what is checked behind it."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from headrace_router.models import ServedModel
+from headrace_router.parsing import parse_body
+from headrace_router.requests import encode_chat, encode_prompts
+from headrace_router.schemas import ChatBody, CompletionBody
+from headrace_router.tokenization import TextEncoder
+from headrace_router.validation import validate_chat, validate_completion
+from headrace_shared.errors import InvalidRequest
+from headrace_shared.messages import SamplingParams
+from tests.fuzz.fuzzing import Target
+from tests.fuzz.mutation import mutate_json
+from tests.router.support import make_card
+
+COMMON: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 5,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "n": 2,
+    "stop": ["\n", "END"],
+    "seed": 7,
+    "logit_bias": {"5": -100},
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True, "include_queue_events": True},
+    "user": "u",
+    "metadata": {"a": "b"},
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "stop_token_ids": [1, 2],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "cache_salt": "s",
+}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/x"}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {**SCHEMA, "$defs": {"x": {"type": "string"}}}},
+}
+CHATS: tuple[dict[str, Any], ...] = (
+    {
+        **COMMON,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Hi."}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "ok", "name": "f"},
+        ],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
+        "chat_template_kwargs": {"thinking": True},
+    },
+    {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        "continue_final_message": True,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+        "max_completion_tokens": 3,
+    },
+    {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": [TOOL], "tool_choice": "required"},
+)
+TEXTS: tuple[dict[str, Any], ...] = (
+    {**COMMON, "prompt": "a", "logprobs": 2},
+    {"model": "tiny", "prompt": ["a", "b"], "ignore_eos": True, "min_tokens": 2, "max_tokens": 4},
+    {"model": "tiny", "prompt": [1, 2, 3], "structured_outputs": {"regex": "[0-9]+"}},
+    {"model": "tiny", "prompt": [[1], [2, 3]], "structured_outputs": {"choice": ["a", "b"]}},
+    {"model": "tiny", "prompt": "a", "structured_outputs": {"json": SCHEMA}, "overflow": True, "background": True},
+)
+
+
+def targets() -> list[Target]:
+    return [
+        Target("body: a chat", _dumped(CHATS), mutate_json, _chat(), (InvalidRequest,)),
+        Target("body: a completion", _dumped(TEXTS), mutate_json, _completion(), (InvalidRequest,)),
+    ]
+
+
+def _dumped(bodies: tuple[dict[str, Any], ...]) -> list[bytes]:
+    return [json.dumps(body).encode() for body in bodies]
+
+
+def _chat() -> Callable[[bytes], None]:
+    card = make_card()
+    model = ServedModel(card, TextEncoder(card))
+
+    def run(data: bytes) -> None:
+        chat, params = validate_chat(parse_body(ChatBody, data), card, 1)
+        _check(params.sampling)
+        encode_chat(model, chat, params)
+
+    return run
+
+
+def _completion() -> Callable[[bytes], None]:
+    card = make_card()
+    model = ServedModel(card, TextEncoder(card))
+
+    def run(data: bytes) -> None:
+        prompts, params = validate_completion(parse_body(CompletionBody, data), card, 1)
+        _check(params.sampling)
+        for prompt in encode_prompts(model, prompts, params):
+            assert prompt.stop.max_tokens >= 1
+
+    return run
+
+
+def _check(sampling: SamplingParams) -> None:
+    """What gets through is in range, so that nothing inside need check again."""
+    assert 0 <= sampling.seed < 2**63
+    assert 0.0 <= sampling.temperature <= 2.0 and 0.0 < sampling.top_p <= 1.0 and 0.0 <= sampling.min_p <= 1.0
+    assert sampling.top_k >= 0 and 0.0 < sampling.repetition_penalty <= 10.0
+    assert abs(sampling.presence_penalty) <= 2.0 and abs(sampling.frequency_penalty) <= 2.0

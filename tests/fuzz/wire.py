@@ -1,0 +1,131 @@
+"""What comes from the broker: messages, and records that stay there."""
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from headrace_router.call_record import AnswerForm, CallRecord
+from headrace_router.call_store import KeyEntry
+from headrace_router.rate_limits import AccountRecord
+from headrace_router.tools import CallFormat, ToolUse
+from headrace_scheduler.recording import STATE, Chunk
+from headrace_scheduler.replay import chunks, split
+from headrace_shared import model_cards
+from headrace_shared.api_keys import ApiKey
+from headrace_shared.codec import decode, encode, unpack_ids
+from headrace_shared.errors import ProtocolError
+from headrace_shared.leases import LeaseRecord
+from headrace_shared.messages import (
+    ControlMessage,
+    FlightPart,
+    LogMessage,
+    ModelCard,
+    ReportMessage,
+    SchedulerId,
+)
+from headrace_worker.parallel.rendezvous import LeaderRecord, MemberRecord
+from tests.fuzz.fuzzing import Target
+from tests.fuzz.mutation import mutate_bytes, mutate_msgpack
+from tests.shared.samples import REQUEST, SAMPLES
+
+CALL = CallRecord(
+    owner="tenant:0",
+    created=1,
+    form=AnswerForm(
+        is_chat=True,
+        stream=True,
+        include_usage=True,
+        continuous_usage=False,
+        skip_special_tokens=True,
+        stop_strings=("\n",),
+        include_stop=False,
+        tools=ToolUse(format=CallFormat.TAGGED, names=("f",), is_parallel=True),
+    ),
+    requests=(REQUEST,),
+    num_prompt_tokens=(2,),
+    stream_sequences=(7,),
+)
+KEY = KeyEntry(
+    fingerprint=bytes(32),
+    request_id=REQUEST.request_id,
+    router=REQUEST.router,
+    seed=1,
+    created=2,
+    claimed_at=3.0,
+)
+RECORDS: Sequence[Struct] = (CALL, KEY, LeaseRecord(holder="worker-1", epoch=3))
+UNIONS: Sequence[tuple[Any, str]] = (
+    (ControlMessage, "Grant"),
+    (ReportMessage, "Progress"),
+    (ReportMessage, "Snapshot"),
+    (LogMessage, "TokenFrame"),
+    (LeaderRecord | MemberRecord, "Hello"),
+)
+
+
+def _decoding(kind: Any) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        message = decode(data, kind)
+        # What is let in can be sent on, and is the same then.
+        assert _same(decode(encode(message), type(message)), message), message
+
+    return run
+
+
+def _same(first: Struct, second: Struct) -> bool:
+    return bool(msgspec.msgpack.encode(first) == msgspec.msgpack.encode(second))  # NaN is not equal to itself
+
+
+def _unpacking(data: bytes) -> None:
+    model_cards._unpack(zlib.compress(data))
+    model_cards._unpack(data)
+
+
+def _card_seed() -> bytes:
+    card = SAMPLES["ModelCard"]
+    assert isinstance(card, ModelCard)
+    head = encode(msgspec.structs.replace(card, tokenizer=b""))
+    return struct.pack("<I", len(head)) + head + card.tokenizer
+
+
+def _chunk(data: bytes) -> None:
+    part = FlightPart(scheduler=SchedulerId("s"), chunk=1, part=0, num_parts=1, data=data)
+    for chunk in chunks([encode(part)]):
+        STATE.load(chunk.keyframe)
+
+
+def targets() -> list[Target]:
+    kinds = [(type(sample), encode(sample)) for sample in (*SAMPLES.values(), *RECORDS)]
+    found = [
+        Target(f"wire: {kind.__name__}", [data], mutate_msgpack, _decoding(kind), (ProtocolError,))
+        for kind, data in kinds
+    ]
+    for union, name in UNIONS:
+        seeds = [encode(SAMPLES[name])]
+        found.append(Target(f"wire: {name} of a union", seeds, mutate_msgpack, _decoding(union), (ProtocolError,)))
+    every = [data for _, data in kinds]
+    for kind in (ApiKey, AccountRecord, ModelCard):
+        label = f"wire: anything as {kind.__name__}"
+        found.append(Target(label, every, mutate_bytes, _decoding(kind), (ProtocolError,)))
+    flight = msgspec.msgpack.encode(Chunk("s", 1, 0.0, 0.0, STATE.fingerprint, STATE.dump([1, {"a": (2, 3)}]), []))
+    recording = struct.pack(">I", len(flight)) + flight
+    return [
+        *found,
+        Target("wire: packed ids", [REQUEST.prompt], mutate_bytes, _ids, (ProtocolError,)),
+        Target("wire: a model card's parts", [_card_seed()], mutate_bytes, _unpacking, (ProtocolError,)),
+        Target("wire: a flight recording's chunk", [flight], mutate_msgpack, _chunk, (ProtocolError,)),
+        Target("wire: a recording's file", [recording], mutate_bytes, _file, (ProtocolError,)),
+    ]
+
+
+def _ids(data: bytes) -> None:
+    unpack_ids(data)
+
+
+def _file(data: bytes) -> None:
+    for _ in split(data, "file"):
+        pass
