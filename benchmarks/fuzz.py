@@ -47,12 +47,9 @@ def main() -> int:
     for target in targets:
         name = target.name
         runs, accepted = findings.num_runs[name], findings.num_accepted[name]
-        print(
-            f"{name:45} {runs:10,} runs  {accepted / max(1, runs):5.1%} valid  {findings.slowest_s[name]:6.3f} s at most"
-        )
-    print(
-        f"{findings.num_runs.total():,} runs, memory {memory_at_first} MiB after one round, {_memory_mib()} MiB at last"
-    )
+        share = accepted / max(1, runs)
+        print(f"{name:45} {runs:10,} runs  {share:5.1%} valid  {findings.slowest_s[name]:6.3f} s at most")
+    print(f"{findings.num_runs.total():,} runs, {memory_at_first} MiB after one round, {_memory_mib()} MiB in the end")
     for number, failure in enumerate(findings.failures):
         (folder / f"failure-{number}").write_bytes(failure.data)
         print(f"FAILED {failure.target}: {failure.what} (failure-{number})")

@@ -1,4 +1,4 @@
-"""Checkpoints that were made to do harm: refused with one line, before memory is taken, and without running anything."""
+"""Checkpoints that were made to do harm: refused with one line, before memory is taken, without running anything."""
 
 import json
 import os
@@ -268,7 +268,7 @@ def test_gguf_files_that_lie(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(data)
     started_at = time.monotonic()
-    with pytest.raises(ConfigError, match="no file|not a sound"):
+    with pytest.raises(ConfigError, match="not a sound"):
         GgufFile(path)
     assert time.monotonic() - started_at < 5.0
 
