@@ -10,10 +10,20 @@ from collections.abc import AsyncIterator
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from headrace_router.grammar_checks import CHECK_S, GrammarChecks
+from headrace_router.grammar_checks import CHECK_S, MAX_WAITING_OF_ONE, GrammarChecks
+from headrace_router.grammar_process import grammar_of
 from headrace_router.structured_output import FormKind, OutputForm
-from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import ModelCard
+from headrace_shared.errors import InvalidRequest, Overloaded
+from headrace_shared.grammars import (
+    CHECKING_STACK_BYTES,
+    MAX_KNOWN,
+    MAX_KNOWN_BYTES,
+    USING_STACK_BYTES,
+    Grammars,
+)
+from headrace_shared.messages import ModelCard, SamplingParams
+from headrace_worker.constraint import Constraints
+from tests.worker.engine_driver import make_admission
 
 
 def _card() -> ModelCard:
@@ -140,3 +150,88 @@ async def test_nothing_is_left_of_the_process(checks: GrammarChecks) -> None:
     await checks.close()
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def lark_rules(depth: int) -> OutputForm:
+    """Rules that lead to each other."""
+    rules = [f"r{number}: r{number + 1}" for number in range(depth)]
+    return form("grammar", "\n".join(["start: r0", *rules, f'r{depth}: "a"']))
+
+
+HOSTILE = {
+    "many optional letters": form("regex", "a?" * 30_000),
+    "30,000 parentheses": form("regex", "(" * 30_000 + ")" * 30_000),
+    "30,000 parentheses in Lark": form("grammar", "start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    "30,000 parentheses in GBNF": form("grammar", "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    "repetitions of repetitions": form("regex", "(" * 9 + "a" + "{1,9999}){1,9999}" * 9),
+    "a chain of rules": lark_rules(3000),
+    "circular references with siblings": form(
+        "json", '{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}'
+    ),
+    "a million in an enumeration": form("json", json.dumps({"enum": list(range(1_000_000))})),
+}
+HARMLESS = {
+    "nested quantifiers": form("regex", "(a+)+b"),
+    "a hundred thousand repetitions": form("regex", "a{1,100000}"),
+    "a reference to itself": form("json", '{"type":"object","properties":{"a":{"$ref":"#"}}}'),
+    "many alternatives": form("regex", "|".join(f"a{number}" for number in range(9000))),
+    "a long enumeration": form("json", json.dumps({"enum": [f"v{number}" for number in range(5000)]})),
+    "a hundred levels": form("json", '{"items":' * 90 + "{}" + "}" * 90),
+}
+
+
+async def test_hostile_forms_are_refused_in_time_and_harmless_ones_are_not(checks: GrammarChecks) -> None:
+    await checks.check(CARD, GOOD[0])
+    for name, hostile in HOSTILE.items():
+        started_at = time.monotonic()
+        with pytest.raises(InvalidRequest):
+            await checks.check(CARD, hostile)
+        assert time.monotonic() - started_at < CHECK_S + 10.0, name
+    for name, harmless in HARMLESS.items():
+        assert await checks.check(CARD, harmless), name
+
+
+async def test_one_caller_s_hostile_forms_leave_room_for_others(checks: GrammarChecks) -> None:
+    await checks.check(CARD, GOOD[0])
+    many = [form("regex", "a?" * (20_000 + number)) for number in range(MAX_WAITING_OF_ONE + 3)]
+    tasks = [asyncio.create_task(checks.check(CARD, each, "mallory")) for each in many]
+    await asyncio.sleep(0)
+    assert await checks.check(CARD, GOOD[0], "mallory"), "what is known is no work"
+    asked = asyncio.create_task(checks.check(CARD, GOOD[1], "alice"))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(isinstance(result, Overloaded) for result in results) == 3
+    assert sum(isinstance(result, InvalidRequest) for result in results) == MAX_WAITING_OF_ONE
+    assert await asked
+
+
+async def test_what_passes_has_more_stack_where_it_is_used(checks: GrammarChecks) -> None:
+    """Whatever depth the first compilation just survives, the worker's has several times as much for it."""
+    deepest = 0
+    low, high = 100, 3000
+    while high - low > 50:
+        depth = (low + high) // 2
+        try:
+            await checks.check(CARD, lark_rules(depth))
+        except InvalidRequest:
+            high = depth
+        else:
+            low = deepest = depth
+    assert deepest >= 200, "real grammars are not that deep"
+    assert USING_STACK_BYTES >= 8 * CHECKING_STACK_BYTES
+    constraints = Constraints(CARD, 1)
+    for depth in (deepest, 4 * deepest):
+        grammar = grammar_of("grammar", lark_rules(depth).text)
+        sampling = SamplingParams(seed=1, grammar=grammar)
+        constraint = constraints.of(make_admission([1], sampling))
+        assert constraint is not None and constraint.matcher is not None, "the process is still there"
+
+
+def test_compiled_grammars_that_are_kept_are_bounded_by_their_size() -> None:
+    grammars = Grammars(CARD)
+    for number in range(40):
+        grammars.compile(grammar_of("regex", f"{number}" + "x" * 30_000))
+        assert sum(map(len, grammars._known)) == grammars._num_known_bytes <= MAX_KNOWN_BYTES
+    assert 10 < len(grammars._known) < 20
+    for number in range(100):
+        grammars.compile(grammar_of("regex", f"{number}"))
+        assert len(grammars._known) <= MAX_KNOWN

@@ -20,7 +20,12 @@ MAX_STEP_ITEMS = 20_000
 MAX_STEP_FUEL = 100_000
 """Of the lexer, in one step: some milliseconds."""
 MAX_KNOWN = 64
-"""Compiled grammars that are kept."""
+MAX_KNOWN_BYTES = 512 * 1024
+"""Compiled grammars that are kept: so many, of so much text. In memory one may be a hundred times as large."""
+CHECKING_STACK_BYTES = 2 << 20
+"""Compiling recurses with the depth of a grammar, and running out of stack ends the process. So grammars are compiled
+for a first time, where that harms nobody, with much less of it than where they are used."""
+USING_STACK_BYTES = 64 << 20
 
 
 class GrammarError(HeadraceError):
@@ -35,6 +40,7 @@ class Grammars:
         self._card = card
         self._tokenizer: LLTokenizer | None = None
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._num_known_bytes = 0
         self._lock = Lock()
 
     def compile(self, grammar: str) -> LLMatcher:
@@ -48,8 +54,9 @@ class Grammars:
             if matcher.is_error():
                 raise GrammarError(matcher.get_error())
             self._known[grammar] = matcher
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
+            self._num_known_bytes += len(grammar)
+            while len(self._known) > MAX_KNOWN or self._num_known_bytes > MAX_KNOWN_BYTES:
+                self._num_known_bytes -= len(self._known.popitem(last=False)[0])
             return matcher.deep_copy()
 
     def _read_tokenizer(self) -> LLTokenizer:

@@ -133,13 +133,13 @@ class Caller:
         began_at = time.monotonic()
         admitted = await self._gate.admit(parsed, call, options)
         try:
-            prepared = await self._preparer.prepare(parsed, admitted.model, seed)
+            prepared = await self._preparer.prepare(parsed, admitted.model, seed, call.identity.owner)
         except InvalidRequest:
             # What the smaller model cannot take (a long prompt, say) may be right for the one that was asked for.
             if admitted.instead_of is None:
                 raise
             admitted = await self._gate.admit(parsed, call, options, may_overflow=False)
-            prepared = await self._preparer.prepare(parsed, admitted.model, seed)
+            prepared = await self._preparer.prepare(parsed, admitted.model, seed, call.identity.owner)
         self._gate.on_tokenized(parsed, prepared)
         self._trace(call, parsed, prepared, began_at)
         return prepared
@@ -184,7 +184,7 @@ class Caller:
             # Its router died before it could tell, or is just about to: then the queue stores it only once.
             model = self._models.get(entry.model or parsed.model)
             began_at = time.monotonic()
-            prepared = await self._preparer.prepare(parsed, model, entry.seed)
+            prepared = await self._preparer.prepare(parsed, model, entry.seed, call.identity.owner)
             self._trace(call, parsed, prepared, began_at)
             plan = self._new(call, options, parsed, prepared, entry)
             for prompt in plan.prompts:

@@ -23,6 +23,8 @@ CHECK_S = 1.0
 START_S = 20.0
 """For the process to start and to read a tokenizer."""
 MAX_WAITING = 32
+MAX_WAITING_OF_ONE = 8
+"""Of one caller, so that whoever sends what takes long leaves room for others."""
 DOUBT_S = 60.0
 """A form that was too complex is not tried again for so long."""
 MAX_KNOWN = 128
@@ -44,19 +46,21 @@ class GrammarChecks:
         self._turn = asyncio.Lock()
         self._known: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
         """With the time when it was found."""
-        self._tasks: set[asyncio.Task[Verdict]] = set()
+        self._tasks: dict[asyncio.Task[Verdict], str] = {}
+        """With who asked first."""
 
-    async def check(self, card: ModelCard, form: OutputForm) -> str:
-        """The grammar for the workers. Raises InvalidRequest, or Overloaded if too many are waiting."""
+    async def check(self, card: ModelCard, form: OutputForm, owner: str = "") -> str:
+        """The grammar for the workers. `owner`: whoever asks. Raises InvalidRequest, or Overloaded if too many are
+        waiting."""
         key = _key(card)
         digest = hashlib.sha256(f"{key}\0{form.kind}\0{form.text}".encode()).digest()
         verdict = self._recall(digest)
         if verdict is None:
-            if len(self._tasks) >= MAX_WAITING:
+            if len(self._tasks) >= MAX_WAITING or list(self._tasks.values()).count(owner) >= MAX_WAITING_OF_ONE:
                 raise Overloaded("Too many schemas and grammars are waiting to be compiled.", retry_after_s=1.0)
             # Not cut off with its client: the process would have to be killed, which costs everybody else a new one.
             task = asyncio.create_task(self._find(digest, key, card, form), name="grammar-check")
-            self._tasks.add(task)
+            self._tasks[task] = owner
             task.add_done_callback(self._on_done)
             verdict = await asyncio.shield(task)
         if verdict.problem:
@@ -88,7 +92,7 @@ class GrammarChecks:
         return verdict
 
     def _on_done(self, task: "asyncio.Task[Verdict]") -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
 

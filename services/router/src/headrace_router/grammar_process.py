@@ -10,6 +10,7 @@ import resource
 import signal
 import struct
 import sys
+import threading
 from collections import OrderedDict
 from typing import BinaryIO
 
@@ -19,12 +20,14 @@ from msgspec import Struct
 from headrace_router.structured_output import FormKind
 from headrace_shared import codec
 from headrace_shared.errors import ProtocolError
-from headrace_shared.grammars import MAX_GRAMMAR_BYTES, GrammarError, Grammars
+from headrace_shared.grammars import CHECKING_STACK_BYTES, MAX_GRAMMAR_BYTES, GrammarError, Grammars
 from headrace_shared.messages import ModelCard
 from headrace_shared.tether import end_with_parent
 
-MAX_MEMORY_BYTES = 512 << 20
-"""Of address space."""
+MAX_MEMORY_BYTES = 1 << 30
+"""Of address space: for tokenizers and the grammars that are kept."""
+MAX_GROWTH_BYTES = 256 << 20
+"""For compiling one grammar."""
 MAX_MODELS = 8
 MAX_ERROR_CHARS = 500
 LENGTH = struct.Struct("<I")
@@ -63,6 +66,14 @@ class Checker:
         grammars = self._models.get(request.key)
         if grammars is None:
             return Verdict(grammar="", problem="the model is not known", is_final=False)
+        if request.kind is not None:
+            limit_memory(min(_address_space_bytes() + MAX_GROWTH_BYTES, MAX_MEMORY_BYTES))
+        try:
+            return self._compile(request, grammars)
+        finally:
+            limit_memory(MAX_MEMORY_BYTES)
+
+    def _compile(self, request: Check, grammars: Grammars) -> Verdict:
         try:
             if request.kind is None:
                 grammars.compile(grammar_from("choice", '["a"]'))
@@ -93,6 +104,19 @@ def _first_lines(problem: str) -> str:
     return problem.strip()[:MAX_ERROR_CHARS] or "it cannot be used"
 
 
+def limit_memory(num_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, MAX_MEMORY_BYTES))
+
+
+def _address_space_bytes() -> int:
+    """That this process has; the most it may have where nobody tells."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return MAX_MEMORY_BYTES
+
+
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """Until the requests end."""
     checker = Checker()
@@ -110,9 +134,12 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
 def main() -> None:
     end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the router, which ends this one
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    limit_memory(MAX_MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    threading.stack_size(CHECKING_STACK_BYTES)
+    thread = threading.Thread(target=serve, args=(sys.stdin.buffer, sys.stdout.buffer))
+    thread.start()
+    thread.join()
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ class Preparer:
             return Parsed(endpoint, parse_body(ChatBody, data), data)
         return Parsed(endpoint, parse_body(CompletionBody, data), data)
 
-    async def prepare(self, parsed: Parsed, model: ServedModel, random_seed: int) -> Prepared:
-        """`random_seed` is used if the client gives none. Raises RequestError."""
+    async def prepare(self, parsed: Parsed, model: ServedModel, random_seed: int, owner: str) -> Prepared:
+        """`random_seed` is used if the client gives none. `owner`: whoever calls. Raises RequestError."""
         encode: Callable[[], list[EncodedPrompt]]
         body = parsed.body
         if isinstance(body, ChatBody):
@@ -85,7 +85,7 @@ class Preparer:
         form = form_of(params, is_chat=parsed.endpoint is Endpoint.CHAT)
         encoded = await self._pool.run(encode)
         if params.form is not None:
-            grammar = await self._grammars.check(model.card, params.form)
+            grammar = await self._grammars.check(model.card, params.form, owner)
             params = params._replace(sampling=msgspec.structs.replace(params.sampling, grammar=grammar))
         return Prepared(model, params, form, encoded)
 

@@ -38,13 +38,18 @@ def output_form(body: GenerationBody) -> OutputForm | None:
         raise InvalidRequest(f"'{forms[1].param}' cannot be combined with '{form.param}'.", param=forms[1].param)
     if not form.text:
         raise InvalidRequest(f"'{form.param}' must not be empty.", param=form.param)
-    if len(form.text.encode()) > MAX_GRAMMAR_BYTES:
-        raise InvalidRequest(f"'{form.param}' may have at most {MAX_GRAMMAR_BYTES} bytes.", param=form.param)
+    check_size(form)
     # The form ends with the end of the sequence, and says itself when that may come.
     for name, is_wanted in (("ignore_eos", body.ignore_eos), ("min_tokens", body.min_tokens)):
         if is_wanted:
             raise InvalidRequest(f"'{name}' cannot be combined with '{form.param}'.", param=name)
     return form
+
+
+def check_size(form: OutputForm) -> None:
+    """Raises InvalidRequest."""
+    if len(form.text.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"'{form.param}' may have at most {MAX_GRAMMAR_BYTES} bytes.", param=form.param)
 
 
 def _of_format(given: ResponseFormat | None) -> list[OutputForm]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from headrace_router.schemas import ChatBody, Tool
-from headrace_router.structured_output import NAME, OutputForm
+from headrace_router.structured_output import NAME, OutputForm, check_size
 from headrace_shared.errors import InvalidRequest
 
 MAX_TOOLS = 128
@@ -66,6 +66,7 @@ def tools_of(body: ChatBody, template: str) -> Tools:
         return Tools(described, ToolUse(format=call_format(template), names=names, is_parallel=is_parallel), None)
     if choice == "required":
         form = OutputForm("json", json.dumps(_calls_schema(functions, is_parallel)), "tools")
+        check_size(form)
         return Tools(described, ToolUse(format=CallFormat.BARE, names=names, is_parallel=is_parallel), form)
     name = _named(choice)
     if name not in functions:
@@ -73,6 +74,7 @@ def tools_of(body: ChatBody, template: str) -> Tools:
             f"'tool_choice' names '{name[:64]}', which is none of 'tools'.", param="tool_choice.function.name"
         )
     form = OutputForm("json", json.dumps(functions[name]), "tools")
+    check_size(form)
     return Tools(described, ToolUse(format=CallFormat.ARGUMENTS, names=(name,), is_parallel=False), form)
 
 

@@ -1,5 +1,6 @@
 """Which tokens a sequence with a grammar may get next."""
 
+import threading
 from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from headrace_shared.codec import unpack_ids
-from headrace_shared.grammars import GrammarError, Grammars
+from headrace_shared.grammars import USING_STACK_BYTES, GrammarError, Grammars
 from headrace_shared.messages import Admission, ModelCard
 
 WAIT_S = 0.02
@@ -85,7 +86,7 @@ class Constraints:
         if not grammar:
             return None
         if self._compiler is None:
-            self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+            self._compiler = _thread_with_stack(USING_STACK_BYTES)
         return Constraint(self._compiler.submit(self._compile, grammar, unpack_ids(admission.output)))
 
     def masks(self, constraints: Sequence[Constraint]) -> NDArray[np.int32]:
@@ -104,3 +105,14 @@ class Constraints:
         if output:
             matcher.consume_tokens(list(output))
         return matcher
+
+
+def _thread_with_stack(num_bytes: int) -> ThreadPoolExecutor:
+    """Of address space; memory is taken as it is used."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+    before = threading.stack_size(num_bytes)
+    try:
+        executor.submit(int).result()  # starts the thread, which is then kept
+    finally:
+        threading.stack_size(before)
+    return executor
