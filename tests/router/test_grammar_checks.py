@@ -163,7 +163,6 @@ HOSTILE = {
     "30,000 parentheses": form("regex", "(" * 30_000 + ")" * 30_000),
     "30,000 parentheses in Lark": form("grammar", "start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
     "30,000 parentheses in GBNF": form("grammar", "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
-    "repetitions of repetitions": form("regex", "(" * 9 + "a" + "{1,9999}){1,9999}" * 9),
     "a chain of rules": lark_rules(3000),
     "circular references with siblings": form(
         "json", '{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}'
@@ -171,6 +170,7 @@ HOSTILE = {
     "a million in an enumeration": form("json", json.dumps({"enum": list(range(1_000_000))})),
 }
 HARMLESS = {
+    "repetitions of repetitions": form("regex", "(" * 9 + "a" + "{1,9999}){1,9999}" * 9),
     "nested quantifiers": form("regex", "(a+)+b"),
     "a hundred thousand repetitions": form("regex", "a{1,100000}"),
     "a reference to itself": form("json", '{"type":"object","properties":{"a":{"$ref":"#"}}}'),
@@ -193,7 +193,7 @@ async def test_hostile_forms_are_refused_in_time_and_harmless_ones_are_not(check
 
 async def test_one_caller_s_hostile_forms_leave_room_for_others(checks: GrammarChecks) -> None:
     await checks.check(CARD, GOOD[0])
-    many = [form("regex", "a?" * (20_000 + number)) for number in range(MAX_WAITING_OF_ONE + 3)]
+    many = [lark_rules(3000 + number) for number in range(MAX_WAITING_OF_ONE + 3)]
     tasks = [asyncio.create_task(checks.check(CARD, each, "mallory")) for each in many]
     await asyncio.sleep(0)
     assert await checks.check(CARD, GOOD[0], "mallory"), "what is known is no work"
