@@ -111,7 +111,7 @@ class Generation:
         return Usage(
             prompt_tokens=sum(prompt.num_tokens for prompt in self._prompts),
             completion_tokens=sum(choice.num_tokens for prompt in self._prompts for choice in prompt.choices),
-            cached_tokens=sum(prompt.num_cached or 0 for prompt in self._prompts),
+            cached_tokens=sum(prompt.told_cached for prompt in self._prompts),
         )
 
     @property

@@ -25,5 +25,12 @@ class Prompt:
         self.has_gap = False
 
     @property
+    def told_cached(self) -> int:
+        """Prompt tokens from the cache, as its client is told. Where a tenant shares it with others, that would tell of
+        those: nothing is."""
+        is_own = not self.request.tenant or self.request.cache_salt.startswith("\0")
+        return self.num_cached or 0 if is_own else 0
+
+    @property
     def is_complete(self) -> bool:
         return all(choice.finish is not None for choice in self.choices)
