@@ -51,13 +51,9 @@ def kolmogorov_smirnov(first: Sequence[float], second: Sequence[float]) -> tuple
 
 class Tenant:
     def __init__(self, system: Launched, name: str) -> None:
-        made = subprocess.run(
-            [sys.executable, "-m", "headrace_cli", "keys", "create", "--name", name, "--json"]
-            + ["--data-dir", str(system.data_dir)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = [sys.executable, "-m", "headrace_cli", "keys", "create", "--name", name, "--json"]
+        command += ["--data-dir", str(system.data_dir)]
+        made = subprocess.run(command, capture_output=True, text=True, check=True)
         headers = {"Authorization": f"Bearer {json.loads(made.stdout)['key']}"}
         self._client = httpx.Client(base_url=system.url, headers=headers, timeout=60.0, trust_env=False)
 
