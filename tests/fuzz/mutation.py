@@ -73,7 +73,10 @@ def mutate_json(random: Random, data: bytes) -> bytes:
     """Mostly JSON of the wrong shape; sometimes no JSON."""
     if random.random() < 0.2:
         return mutate_bytes(random, data)
-    value = json.loads(data)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):  # it was changed before
+        return mutate_bytes(random, data)
     for _ in range(random.choice((1, 1, 2, 3))):
         value = _changed(random, value)
     try:
@@ -85,7 +88,10 @@ def mutate_json(random: Random, data: bytes) -> bytes:
 def mutate_msgpack(random: Random, data: bytes) -> bytes:
     if random.random() < 0.4:
         return mutate_bytes(random, data)
-    value = msgpack.unpackb(data, strict_map_key=False)
+    try:
+        value = msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):  # it was changed before
+        return mutate_bytes(random, data)
     for _ in range(random.choice((1, 1, 2, 3))):
         value = _changed(random, value)
     try:
@@ -119,7 +125,7 @@ def _changed(random: Random, value: Any) -> Any:
     if isinstance(value, list) and value and random.random() < 0.9:
         at = random.randrange(len(value))
         if random.random() < 0.1:
-            return value * random.choice((2, 100, 3000))
+            return value * max(2, random.choice((2, 100, 3000)) // len(value))
         return [*value[:at], _changed(random, value[at]), *value[at + 1 :]]
     return _odd(random)
 

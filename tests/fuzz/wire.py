@@ -27,7 +27,8 @@ from headrace_shared.messages import (
     ReportMessage,
     SchedulerId,
 )
-from headrace_worker.parallel.rendezvous import LeaderRecord, MemberRecord
+from headrace_worker.config import EngineConfig
+from headrace_worker.parallel.rendezvous import LeaderRecord, MemberRecord, NodeRecord, NodeState
 from tests.fuzz.fuzzing import Target
 from tests.fuzz.mutation import mutate_bytes, mutate_msgpack
 from tests.shared.samples import REQUEST, SAMPLES
@@ -57,13 +58,26 @@ KEY = KeyEntry(
     created=2,
     claimed_at=3.0,
 )
-RECORDS: Sequence[Struct] = (CALL, KEY, LeaseRecord(holder="worker-1", epoch=3))
+LEADER = LeaderRecord(
+    holder="node-1",
+    epoch=3,
+    state=NodeState.RUNNING,
+    num_nodes=2,
+    tensor_parallel=2,
+    pipeline_parallel=1,
+    host="10.0.0.1",
+    store_port=1,
+    command_port=2,
+    token="t",
+    config=EngineConfig(),
+)
+MEMBER = MemberRecord(holder="node-2", epoch=3, state=NodeState.JOINED, host="10.0.0.2")
+RECORDS: Sequence[Struct] = (CALL, KEY, LeaseRecord(holder="worker-1", epoch=3), LEADER, MEMBER)
 UNIONS: Sequence[tuple[Any, str]] = (
     (ControlMessage, "Grant"),
     (ReportMessage, "Progress"),
     (ReportMessage, "Snapshot"),
     (LogMessage, "TokenFrame"),
-    (LeaderRecord | MemberRecord, "Hello"),
 )
 
 
@@ -81,8 +95,11 @@ def _same(first: Struct, second: Struct) -> bool:
 
 
 def _unpacking(data: bytes) -> None:
-    model_cards._unpack(zlib.compress(data))
     model_cards._unpack(data)
+
+
+def _packing(data: bytes) -> None:
+    model_cards._unpack(zlib.compress(data))
 
 
 def _card_seed() -> bytes:
@@ -104,6 +121,8 @@ def targets() -> list[Target]:
         Target(f"wire: {kind.__name__}", [data], mutate_msgpack, _decoding(kind), (ProtocolError,))
         for kind, data in kinds
     ]
+    nodes = [encode(LEADER), encode(MEMBER)]
+    found.append(Target("wire: a node's record", nodes, mutate_msgpack, _decoding(NodeRecord), (ProtocolError,)))
     for union, name in UNIONS:
         seeds = [encode(SAMPLES[name])]
         found.append(Target(f"wire: {name} of a union", seeds, mutate_msgpack, _decoding(union), (ProtocolError,)))
@@ -116,7 +135,8 @@ def targets() -> list[Target]:
     return [
         *found,
         Target("wire: packed ids", [REQUEST.prompt], mutate_bytes, _ids, (ProtocolError,)),
-        Target("wire: a model card's parts", [_card_seed()], mutate_bytes, _unpacking, (ProtocolError,)),
+        Target("wire: a model card", [_card_seed()], mutate_bytes, _packing, (ProtocolError,)),
+        Target("wire: a packed model card", [zlib.compress(_card_seed())], mutate_bytes, _unpacking, (ProtocolError,)),
         Target("wire: a flight recording's chunk", [flight], mutate_msgpack, _chunk, (ProtocolError,)),
         Target("wire: a recording's file", [recording], mutate_bytes, _file, (ProtocolError,)),
     ]

@@ -1,11 +1,13 @@
 """A checkpoint's small files, which are input from outside: read within bounds, every fault in them a ConfigError."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from headrace_shared.errors import ConfigError
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_JSON_BYTES = 8 << 20
 """Several times the largest configuration that is in use. In memory a file may become twenty times as large."""
 MAX_INDEX_BYTES = 64 << 20
@@ -41,8 +43,11 @@ def read_json(path: Path, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """{} if there is no such file. Raises ConfigError for one that is no JSON object."""
     if not path.exists():
         return {}
+    text = read_text(path, most)
     try:
-        value = json.loads(read_text(path, most))
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be told to anybody
     except RecursionError as error:
         raise ConfigError("model", f"{path} is nested too deeply") from error
     except ValueError as error:
