@@ -33,9 +33,9 @@ NAMES = [target.name for target in [*wire.targets(), *bodies.targets(), *answers
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_but_the_error_that_is_meant_for_it_comes_out(name: str) -> None:
     target = next(each for each in [*wire.targets(), *bodies.targets(), *answers.targets()] if each.name == name)
-    check(target, 150)
+    check(target, 100)
 
 
 def test_checkpoints_raise_nothing_but_config_errors(tmp_path: Path) -> None:
     for target in checkpoints.targets(tmp_path):
-        check(target, 150)
+        check(target, 100)

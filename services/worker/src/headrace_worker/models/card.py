@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from headrace_shared.errors import ConfigError
 from headrace_shared.messages import ModelCard
 from headrace_worker.models.config import MOST
-from headrace_worker.models.foreign_tokenizer import tokenizer_from_folder
+from headrace_worker.models.foreign_tokenizer import first_line, tokenizer_from_folder
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.gguf_tokenizer import gguf_tokenizer_json
 from headrace_worker.models.small_files import (
@@ -106,7 +106,7 @@ def _tokenizer_json(folder: Path) -> bytes:
     except ConfigError:
         raise
     except Exception as error:  # Whatever a foreign file provokes in there, the user needs one line.
-        raise ConfigError("model", f"{folder} holds no usable tokenizer: {error}") from error
+        raise ConfigError("model", f"{folder} holds no usable tokenizer: {first_line(error)}") from error
 
 
 def _loaded(tokenizer: bytes) -> Tokenizer:

@@ -46,6 +46,11 @@ def without_code(value: Any) -> Any:
     return value
 
 
+def first_line(error: Exception) -> str:
+    """What the user is told of an error of transformers."""
+    return (str(error).strip().partition("\n")[0] or type(error).__name__)[:300]
+
+
 def _convert(folder: Path, **more: str) -> bytes:
     from transformers import AutoTokenizer  # Takes a second, and most models do not need it.
 

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from headrace_shared.errors import ConfigError
-from headrace_worker.models.foreign_tokenizer import tokenizer_from_gguf
+from headrace_worker.models.foreign_tokenizer import first_line, tokenizer_from_gguf
 
 MAX_TOKEN_CHARS = 1024
 MAX_VOCABULARY_CHARS = 1 << 24
@@ -40,7 +40,7 @@ def gguf_tokenizer_json(path: Path, metadata: Mapping[str, Any]) -> bytes:
         if kind == "llama" and is_plain_gemma and "tokenizer.ggml.merges" not in metadata:
             return _gemma(metadata)
     except Exception as error:  # The tokenizers library raises plain Exception.
-        raise ConfigError("model", f"{path} describes no usable tokenizer: {error!r}") from error
+        raise ConfigError("model", f"{path} describes no usable tokenizer: {error!r:.300}") from error
     return _by_transformers(path)
 
 
@@ -119,4 +119,4 @@ def _by_transformers(path: Path) -> bytes:
     try:
         return tokenizer_from_gguf(path)
     except Exception as error:  # Whatever a foreign file provokes in there, the user needs one line.
-        raise ConfigError("model", f"{path} describes no usable tokenizer: {error}") from error
+        raise ConfigError("model", f"{path} describes no usable tokenizer: {first_line(error)}") from error
