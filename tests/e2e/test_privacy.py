@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace_shared.codec import pack_ids
-from headrace_shared.subjects import CALLS, FLIGHT, TOKENS
+from headrace_shared.subjects import CALLS, FLIGHT, TOKENS, bucket_stream
 from tests.e2e.api import WAYS, ask, body_of
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(180)]
 ASKED, ANSWERED = "quincemarmalade", "persimmonjelly"
 WRITTEN = ("zanzibaruser", "zanzibarname", "zanzibarmeta", "zanzibarid", "zanzibarmodel", "zanzibarfield")
 """Elsewhere in requests; some of them in such as are refused."""
-SCHEMA = "tamarindchutney"
-"""In a form of the answer, which is kept with the call for half an hour."""
+KEPT = "tamarindchutney"
+"""In stop strings and forms of the answer, which are kept with a call that may be continued, for half an hour."""
 
 
 def forms_of(word: str) -> list[bytes]:
-    """As text and as token ids: prompts and answers here are one token a byte, packed, or each as MessagePack has it."""
+    """As text, and as token ids, of which prompts and answers have one a byte: packed, or as MessagePack has them."""
     ids = byte_ids(word)
     return [word.encode(), pack_ids(ids), msgspec.msgpack.encode(ids)[1:]]
 
@@ -42,7 +42,7 @@ async def ask_everything(client: httpx.AsyncClient) -> None:
     script = {"text": f"It is {ANSWERED}.", "note": ASKED}
     headers = {"X-Request-Id": WRITTEN[3], "Idempotency-Key": WRITTEN[3]}
     for number, (path, streamed) in enumerate(WAYS):
-        more = {"user": WRITTEN[0], "metadata": {"a": WRITTEN[2]}, "stop": [f"{ASKED}stop"]}
+        more = {"user": WRITTEN[0], "metadata": {"a": WRITTEN[2]}, "stop": [f"{KEPT}stop"], "max_tokens": 60}
         own = {**headers, "Idempotency-Key": f"{WRITTEN[3]}{number}"}
         answer = await ask(client, path, script, streamed, n=2, logprobs=None, headers=own, **more)
         assert ANSWERED in answer.text
@@ -50,7 +50,7 @@ async def ask_everything(client: httpx.AsyncClient) -> None:
     reply = await client.post("/v1/completions", json=body_of("/v1/completions", failing, max_tokens=20))
     assert reply.status_code == 500
     reply = await client.post(
-        "/v1/completions", json=body_of("/v1/completions", script, structured_outputs={"regex": f"({SCHEMA}"})
+        "/v1/completions", json=body_of("/v1/completions", script, structured_outputs={"regex": f"({KEPT}"})
     )
     assert reply.status_code == 400
     for bad in (
@@ -77,7 +77,7 @@ async def test_nothing_of_prompts_and_answers_is_left_behind(scripted: Launched)
                     told = (await client.get(f"http://127.0.0.1:{port}{path}")).text
                 except httpx.TransportError:
                     continue  # the broker's own port
-                assert not [word for word in (ASKED, ANSWERED, SCHEMA, *WRITTEN) if word in told], (port, path)
+                assert not [word for word in (ASKED, ANSWERED, KEPT, *WRITTEN) if word in told], (port, path)
     async with broker_view(scripted.nats_url()) as broker:
         for _ in range(100):
             if await broker.num_queued() == 0:
@@ -86,9 +86,11 @@ async def test_nothing_of_prompts_and_answers_is_left_behind(scripted: Launched)
         assert await broker.num_queued() == 0
     await asyncio.sleep(1.0)  # the broker takes the last file away
     log = scripted.log.read_text()
-    assert not [word for word in (ASKED, ANSWERED, SCHEMA, *WRITTEN) if word in log]
+    assert not [word for word in (ASKED, ANSWERED, KEPT, *WRITTEN) if word in log]
     for word in (ASKED, ANSWERED, *WRITTEN):
         assert not list(files_with(scripted.data_dir, word)), word
+    kept = list(files_with(scripted.data_dir, KEPT))
+    assert kept and all(bucket_stream(CALLS.name) in path for path in kept), kept
 
 
 def test_the_search_would_find_it(tmp_path: Path) -> None:
