@@ -28,6 +28,7 @@ from benchmarks.workload import english
 from tests.e2e.api import MODEL
 from tests.e2e.attacks import ATTACKS, Attacker, attack
 from tests.e2e.launcher import Launched, launched
+from tests.e2e.test_hostile_load import lasting
 
 NUM_STREAMS = 16
 NUM_TOKENS = 64
@@ -112,7 +113,7 @@ async def attacks(url: str, port: int, rate: float, random: Random, answers: dic
 
 
 async def measure(system: Launched, minutes: float, rate: float, seed: int) -> dict[str, Any]:
-    pids = {(each["service"], each["pid"]) for each in system.ps()}
+    pids = lasting(system)
     streams, random = Streams(system.url), Random(seed)
     answers: dict[str, Counter[int]] = {}
     quiet: list[float] = []
@@ -133,7 +134,7 @@ async def measure(system: Launched, minutes: float, rate: float, seed: int) -> d
         for name, gaps in (("quiet", quiet), ("hostile", hostile))
     }
     ratio = times["hostile"]["p99_ms"] / times["quiet"]["p99_ms"]
-    has_all = pids == {(each["service"], each["pid"]) for each in system.ps()}
+    has_all = pids == lasting(system)
     return {
         "answers": streams.num_answers,
         "different": streams.num_different,
