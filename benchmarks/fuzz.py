@@ -8,6 +8,7 @@ failures.
 """
 
 import argparse
+import asyncio
 import resource
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from random import Random
 
 from tests.fuzz.all_targets import all_targets
 from tests.fuzz.fuzzing import Findings, Target, fuzz
+from tests.fuzz.http import fuzz_http
 
 ROUND = 200
 """Runs of a target before the next one's turn."""
@@ -33,19 +35,22 @@ def main() -> int:
     files.mkdir(parents=True)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     targets = [_noted(each, folder / "last") for each in all_targets(files) if options.only in each.name]
-    if not targets:
+    if not targets and options.only not in "http":
         print(f"no target has {options.only!r} in its name")
         return 2
     findings, random = Findings(), Random(options.seed)
-    print(f"seed {options.seed}, {len(targets)} targets, inputs that fail in {folder}", flush=True)
+    print(
+        f"seed {options.seed}, {len(targets)} targets and the router's routes, inputs that fail in {folder}", flush=True
+    )
     ends_at = time.monotonic() + 60.0 * options.minutes
     memory_at_first = 0
     while time.monotonic() < ends_at and len(findings.failures) < 20:
         for target in targets:
             fuzz(target, random, ROUND, findings)
+        if options.only in "http":
+            asyncio.run(fuzz_http(random, ROUND * 5, findings))
         memory_at_first = memory_at_first or _memory_mib()
-    for target in targets:
-        name = target.name
+    for name in findings.num_runs:
         runs, accepted = findings.num_runs[name], findings.num_accepted[name]
         share = accepted / max(1, runs)
         print(f"{name:45} {runs:10,} runs  {share:5.1%} valid  {findings.slowest_s[name]:6.3f} s at most")

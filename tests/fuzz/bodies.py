@@ -39,11 +39,12 @@ COMMON: dict[str, Any] = {
     "skip_special_tokens": False,
     "cache_salt": "s",
 }
-SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/x"}}}
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "f", "description": "d", "parameters": {**SCHEMA, "$defs": {"x": {"type": "string"}}}},
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/x"}},
+    "$defs": {"x": {"type": "string"}},
 }
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
 CHATS: tuple[dict[str, Any], ...] = (
     {
         **COMMON,
@@ -72,6 +73,7 @@ CHATS: tuple[dict[str, Any], ...] = (
         "max_completion_tokens": 3,
     },
     {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": [TOOL], "tool_choice": "required"},
+    {"model": "tiny", "messages": [{"role": "developer", "content": "a"}], "stream": True},
 )
 TEXTS: tuple[dict[str, Any], ...] = (
     {**COMMON, "prompt": "a", "logprobs": 2},
@@ -94,7 +96,7 @@ def _dumped(bodies: tuple[dict[str, Any], ...]) -> list[bytes]:
 
 
 def _chat() -> Callable[[bytes], None]:
-    card = make_card()
+    card = make_card(context=4096)
     model = ServedModel(card, TextEncoder(card))
 
     def run(data: bytes) -> None:
@@ -106,7 +108,7 @@ def _chat() -> Callable[[bytes], None]:
 
 
 def _completion() -> Callable[[bytes], None]:
-    card = make_card()
+    card = make_card(context=4096)
     model = ServedModel(card, TextEncoder(card))
 
     def run(data: bytes) -> None:

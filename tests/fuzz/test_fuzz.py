@@ -7,6 +7,7 @@ import pytest
 
 from tests.fuzz import answers, bodies, checkpoints, wire
 from tests.fuzz.fuzzing import Findings, Target, fuzz, run
+from tests.fuzz.http import fuzz_http
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised while transformers is imported
@@ -39,3 +40,11 @@ def test_nothing_but_the_error_that_is_meant_for_it_comes_out(name: str) -> None
 def test_checkpoints_raise_nothing_but_config_errors(tmp_path: Path) -> None:
     for target in checkpoints.targets(tmp_path):
         check(target, 100)
+
+
+async def test_no_body_makes_a_router_fail() -> None:
+    findings = Findings()
+    await fuzz_http(Random(SEED), 400, findings)
+    assert not findings.failures, findings.failures[0]
+    assert findings.num_accepted["http: /v1/completions"] and findings.num_accepted["http: /v1/chat/completions"]
+    assert {"http: /tokenize", "http: /detokenize"} <= set(findings.num_runs)

@@ -46,7 +46,8 @@ def listen(host: str, port: int, stuck_timeout_s: float) -> socket.socket:
     closed by the kernel."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio's own loop sends small pieces at once only where the protocol is named.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise ConfigError("host", f"{host} cannot be used: {error.strerror}") from error
     try:
