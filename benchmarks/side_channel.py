@@ -79,7 +79,10 @@ def measure(system: Launched, number: int, num_tokens: int, seed: int) -> dict[s
     def fresh() -> list[int]:
         return [draw.randrange(1000, 40_000) for _ in range(num_tokens)]
 
-    asked, unasked, own, own_fresh = [], [], [], []
+    asked: list[float] = []
+    unasked: list[float] = []
+    own: list[float] = []
+    own_fresh: list[float] = []
     num_cached = 0
     for tenant in (victim, other):
         tenant.ask(fresh())

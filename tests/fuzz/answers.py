@@ -105,7 +105,8 @@ def _calls(data: bytes) -> None:
         use = ToolUse(format=form, names=("f", "g"), is_parallel=random.random() < 0.5)
         whole = CallReader(use).push(text, is_last=True)
         reader = CallReader(use)
-        shown, arguments, position = "", {}, 0
+        shown, position = "", 0
+        arguments: dict[int, str] = {}
         while position < len(text) or not text:
             end = position + random.randrange(1, 200)
             found = reader.push(text[position:end], is_last=end >= len(text))

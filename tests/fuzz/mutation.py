@@ -124,7 +124,7 @@ def _changed(random: Random, value: Any) -> Any:
                 return {**value, key: _changed(random, value[key])}
     if isinstance(value, list) and value and random.random() < 0.9:
         at = random.randrange(len(value))
-        if random.random() < 0.1:
+        if random.random() < 0.1 and not any(isinstance(item, str | list | dict) and len(item) > 200 for item in value):
             return value * max(2, random.choice((2, 100, 3000)) // len(value))
         return [*value[:at], _changed(random, value[at]), *value[at + 1 :]]
     return _odd(random)
