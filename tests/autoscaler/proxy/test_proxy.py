@@ -205,3 +205,12 @@ async def test_connections_are_bounded(proxy: Proxy) -> None:
         if await proxy.raw(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"):
             return
     pytest.fail("no connection is accepted any more")
+
+
+@pytest.mark.parametrize("listing", [b"{", b"7", [{"Name": "no id"}], ["no object"], None])
+async def test_a_listing_that_cannot_be_understood_creates_nothing(proxy: Proxy, listing: Any) -> None:
+    whole = proxy.engine.answer
+    proxy.engine.answer = lambda call: (200, listing) if call.path.endswith("/containers/json") else whole(call)
+    url = "/v1.41/containers/create?name=headrace-worker-0a"
+    reply = await proxy.call("POST", url, clone_body(TEMPLATE, clone()))
+    assert reply.status_code == 503 and proxy.engine.changes == []

@@ -91,3 +91,13 @@ async def test_a_service_is_updated_by_compare_and_set(tmp_path: Path) -> None:
     assert (change.query, change.body) == ({"version": ["12"]}, asked(2))
     wanted = {"label": ["com.docker.stack.namespace=headrace", "com.headrace.role=worker"]}
     assert [json.loads(call.query["filters"][0]) for call in engine.received[-2:]] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("answer", [b"{", b"[]", b"null", {"ID": "svc1"}, {"ID": "svc1", "Spec": {"Labels": {}}}])
+async def test_a_service_that_the_engine_describes_oddly_is_a_503(answer: Any, tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.answer = lambda call: (200, answer)
+    async with running_proxy(engine, tmp_path, with_swarm=True) as port, httpx.AsyncClient() as client:
+        url = f"http://127.0.0.1:{port}/v1.41/services/svc1/update?version=12"
+        assert (await client.post(url, json=asked(2))).status_code == 503
+    assert engine.changes == []

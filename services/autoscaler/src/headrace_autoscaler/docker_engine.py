@@ -143,21 +143,22 @@ class DockerEngine:
                 result = await loop.run_in_executor(self._threads, self._in_thread, call)
         except docker_errors.APIError as error:
             status = error.response.status_code if error.response is not None else 500
-            reason = " ".join(str(error.explanation or error).split())
-            if status == 503:
-                self._back_off.note_failure(reason, self._clock())
-                raise DriverError(reason) from error
-            self._back_off.note_success()
-            raise EngineRefused(status, reason) from error
-        except EngineRefused:
-            self._back_off.note_success()
-            raise
+            raise self._refused(status, " ".join(str(error.explanation or error).split())) from error
+        except EngineRefused as error:
+            raise self._refused(error.status, str(error)) from error
         except (docker_errors.DockerException, requests.RequestException, TimeoutError, OSError) as error:
             reason = f"the Docker engine cannot be reached at {self._url}: {_cause(error)}"
             self._back_off.note_failure(reason, self._clock())
             raise DriverError(reason) from error
         self._back_off.note_success()
         return result
+
+    def _refused(self, status: int, reason: str) -> DriverError:
+        if status == 503:  # nobody behind the proxy, or a Swarm without a leader
+            self._back_off.note_failure(reason, self._clock())
+            return DriverError(reason)
+        self._back_off.note_success()
+        return EngineRefused(status, reason)
 
     def _in_thread(self, call: Callable[[docker.APIClient], R]) -> R:
         return call(self._connected())

@@ -8,10 +8,9 @@ from headrace_autoscaler.fleet import Fleet
 from headrace_autoscaler.observation import Observation
 from headrace_autoscaler.rates import Arrivals
 from headrace_autoscaler.reconcile import Counts
-from headrace_shared.backlog import lane_depth
+from headrace_shared.backlog import model_depths
 from headrace_shared.bus import Bus, QueueDepth
 from headrace_shared.errors import BusError, BusRefused
-from headrace_shared.messages import Lane
 
 log = structlog.get_logger(__name__)
 
@@ -64,17 +63,12 @@ class Gathering:
 
     async def _depth(self, model: str) -> QueueDepth | None:
         """None if it cannot be read. A queue that nobody has made yet is empty."""
-        num_pending = num_unacknowledged = num_delivered = 0
-        for lane in Lane:
-            try:
-                depth = await lane_depth(self._bus, model, lane)
-            except BusError as error:
-                if isinstance(error, BusRefused) and model not in self._readable:
-                    continue
-                log.info("the queue cannot be read", model=model, lane=lane, error=str(error))
-                return None
-            self._readable.add(model)
-            num_pending += depth.num_pending
-            num_unacknowledged += depth.num_unacknowledged
-            num_delivered += depth.num_delivered
-        return QueueDepth(num_pending, num_unacknowledged, num_delivered)
+        try:
+            depths = await model_depths(self._bus, [model])
+        except BusError as error:
+            if isinstance(error, BusRefused) and model not in self._readable:
+                return QueueDepth(0, 0, 0)
+            log.info("the queue cannot be read", model=model, error=str(error))
+            return None
+        self._readable.add(model)
+        return depths[model]

@@ -1,7 +1,8 @@
 """Decides about each call, and makes those that pass to the engine in its own words."""
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -121,19 +122,19 @@ class Gatekeeper:
             found = await self._engine.call("GET", f"{call.prefix}/services/{call.subject}")
             if found.status != 200:
                 return found
-            service = _json(found.body)
+            service, name, current = _read_service(found)
             # A version that is no longer the current one is refused by the engine.
-            spec = checked_scaling(self._project, service["Spec"], self._max_managed, given)
-            target = f"{call.prefix}/services/{service['ID']}/update?version={version}"
+            spec = checked_scaling(self._project, current, self._max_managed, given)
+            target = f"{call.prefix}/services/{service}/update?version={version}"
             reply = await self._engine.call("POST", target, spec, timeout_s=CALL_TIMEOUT_S)
-        log.info("scaled", service=service["Spec"]["Name"], mode=spec["Mode"], status=reply.status)
+        log.info("scaled", service=name, mode=spec["Mode"], status=reply.status)
         return reply
 
     async def _containers(self, prefix: str) -> list[WorkerContainer]:
         listed = await self._list(prefix)
         if listed.status != 200:
             raise EngineUnavailable(f"the engine does not list its containers: {listed.status}")
-        ids = [item["Id"] for item in _json(listed.body)]
+        ids = _read_ids(listed)
         if len(ids) > MAX_WORKERS_READ:
             raise Refused(f"this project has {len(ids)} worker containers; remove those that have ended")
         containers = []
@@ -154,11 +155,29 @@ def _json(data: bytes) -> Any:
         raise Refused("the body is no JSON", 400) from error
 
 
-def _read(reply: EngineReply) -> WorkerContainer:
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
     try:
-        return read_container(_json(reply.body))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EngineUnavailable(f"the engine describes a container in an unknown way: {error!r}") from error
+        yield
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise EngineUnavailable(f"the engine describes {what} in an unknown way: {error!r}") from error
+
+
+def _read(reply: EngineReply) -> WorkerContainer:
+    with _reading("a container"):
+        return read_container(msgspec.json.decode(reply.body))
+
+
+def _read_ids(reply: EngineReply) -> list[str]:
+    with _reading("its containers"):
+        return [str(item["Id"]) for item in msgspec.json.decode(reply.body)]
+
+
+def _read_service(reply: EngineReply) -> tuple[str, str, Mapping[str, Any]]:
+    """(id, name, specification)"""
+    with _reading("a service"):
+        service = msgspec.json.decode(reply.body)
+        return str(service["ID"]), str(service["Spec"]["Name"]), dict(service["Spec"])
 
 
 def _labels(reply: EngineReply) -> Mapping[str, str]:
