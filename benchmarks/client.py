@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import quantiles
+from statistics import fmean, quantiles
 
 from benchmarks.workload import Job
 
@@ -26,6 +26,7 @@ class Summary:
     num_requests: int
     num_complete: int
     tokens_per_s: float
+    ttft_mean_ms: float
     ttft_p50_ms: float
     ttft_p99_ms: float
     itl_p50_ms: float
@@ -56,6 +57,7 @@ def summarize(timings: Sequence[Timing], num_tokens: int, elapsed_s: float) -> S
         num_requests=len(timings),
         num_complete=sum(timing.complete for timing in timings),
         tokens_per_s=num_tokens / elapsed_s,
+        ttft_mean_ms=fmean(first) if first else float("nan"),
         ttft_p50_ms=percentile(first, 50),
         ttft_p99_ms=percentile(first, 99),
         itl_p50_ms=percentile(gaps, 50),

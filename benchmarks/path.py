@@ -93,13 +93,23 @@ def main() -> None:
         alone = bench.in_process()
         path = bench.full_path()
         assert path.num_complete == path.num_requests == arguments.jobs, path
-        pairs.append((path.tokens_per_s / alone.tokens_per_s, path.ttft_p50_ms - alone.ttft_p50_ms))
+        pairs.append(
+            (
+                path.tokens_per_s / alone.tokens_per_s,
+                path.ttft_p50_ms - alone.ttft_p50_ms,
+                path.ttft_mean_ms - alone.ttft_mean_ms,
+            )
+        )
         print(f"repetition {repetition + 1}")
         print(f"  engine alone {alone}")
         print(f"  full path    {path}")
-        print(f"  throughput ratio {pairs[-1][0]:.3f}, added TTFT p50 {pairs[-1][1]:.1f} ms", flush=True)
-    ratio, added = (median(values) for values in zip(*pairs, strict=True))
-    print(f"median: throughput ratio {ratio:.3f} (target >= 0.95), added TTFT p50 {added:.1f} ms (target <= 5)")
+        print(f"  {_line(*pairs[-1])}", flush=True)
+    print(f"median: {_line(*(median(values) for values in zip(*pairs, strict=True)))} (targets >= 0.95, <= 5)")
+
+
+def _line(ratio: float, added_p50_ms: float, added_mean_ms: float) -> str:
+    """With two lengths of prompts and one client, the median falls between two groups: the mean says more then."""
+    return f"throughput ratio {ratio:.3f}, added TTFT p50 {added_p50_ms:.1f} ms, mean {added_mean_ms:.1f} ms"
 
 
 if __name__ == "__main__":

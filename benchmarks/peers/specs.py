@@ -73,6 +73,8 @@ def _llama(root: Path, kind: str) -> ServerSpec:
         f"llama-{kind.lower()}",
         [
             *(str(binaries[-1]), "-m", str(gguf_file(root, kind)), "--threads", threads, "--threads-batch", threads),
+            # Repacked for AMX, 4-bit weights crash it (11434.0.0).
+            *(("--no-repack",) if kind == "Q4_0" else ()),
             *("--parallel", "32", "--ctx-size", "32768", "--cont-batching", "--no-webui"),
             *("--port", "{port}", "--host", "127.0.0.1"),
         ],

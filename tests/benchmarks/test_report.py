@@ -25,7 +25,7 @@ SMOLLM2 = ModelConfig(
 
 
 def run(tokens_per_s: float, ttft_ms: float = 100.0, itl_p99_ms: float = 100.0, num_complete: int = 8) -> Summary:
-    return Summary(8, num_complete, tokens_per_s, ttft_ms, ttft_ms, 10.0, itl_p99_ms)
+    return Summary(8, num_complete, tokens_per_s, ttft_ms, ttft_ms, ttft_ms, 10.0, itl_p99_ms)
 
 
 def spec(name: str, weights: str = "bf16") -> ServerSpec:

@@ -120,13 +120,13 @@ async def test_a_consumer_offers_again_soon_and_without_end(bus: NatsBus) -> Non
     wanted = {
         "durable_name": "m-batch-0",
         "ack_policy": "explicit",
-        "ack_wait": 6 * NS,
+        "ack_wait": 5 * NS,
         "max_deliver": -1,
         "filter_subject": "requests.m.batch.0",
         "max_ack_pending": spec.max_ack_pending,
     }
     assert {key: config[key] for key in wanted} == wanted
-    assert ACK_WAIT_S == 6.0 and "backoff" not in config and not config.get("inactive_threshold")
+    assert ACK_WAIT_S == 5.0 and "backoff" not in config and not config.get("inactive_threshold")
 
 
 async def test_pulls_and_processes_that_come_and_go_leave_no_consumer_and_no_subscription(

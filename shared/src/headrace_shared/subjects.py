@@ -93,7 +93,7 @@ REQUESTS = "REQUESTS"
 """The stream of all queues (`requests_stream`)."""
 DEDUPE_WINDOW_S = 120.0
 """A message id is stored once within this time."""
-ACK_WAIT_S = 6.0
+ACK_WAIT_S = 5.0
 """Renewed by `in_progress` several times as often; a dead scheduler's requests that no worker has yet are offered again
 after this. Longer than a broker's restart or a short freeze, which cost nobody what he holds."""
 MAX_ACK_PENDING = 100_000

@@ -5,12 +5,14 @@
 
 #include "attention.h"
 #include "matmul.h"
+#include "parts.h"
 #include "rows.h"
 #include "team.h"
 
 namespace headrace {
 namespace {
 
+constexpr int kProducts = 4;  // of each layer
 constexpr int kAlone = 16;  // every thread normalizes up to this many rows for itself: that takes less time than a barrier
 
 // A packed matrix and its bias (null: none).
@@ -22,7 +24,9 @@ struct Matrix {
     std::int32_t step;  // so many tiles in a row stay with one thread
     Format format;
 
-    Range tiles(const Team& team) const { return team.share((num_outputs + kTile - 1) / kTile, step); }
+    Range tiles(const Team& team, int rank) const {
+        return team.share_of(rank, (num_outputs + kTile - 1) / kTile, step);
+    }
 };
 
 struct LayerWeights {
@@ -79,6 +83,7 @@ class Model {
         plan_attention(attention, batch.sequences, num_threads, plan_);
         partials_.resize(static_cast<std::size_t>(partials_size(attention, plan_)));
         for (int i = 0; i < 2 * shape_.num_layers; ++i) counters_[i].store(0, std::memory_order_relaxed);
+        parts_.reset(kProducts * shape_.num_layers + 1, num_threads < 1 ? 1 : num_threads);
         auto body = [&](Team& team) { work(team, batch, pages, logits); };
         run_team(num_threads, body);
     }
@@ -95,21 +100,23 @@ class Model {
         for (int index = 0; index < shape_.num_layers; ++index) {
             const LayerWeights& layer = layers_[static_cast<std::size_t>(index)];
             const Matrix& after = index + 1 < shape_.num_layers ? layers_[static_cast<std::size_t>(index) + 1].qkv : head_;
-            project(team, batch, layer, pages[index]);
+            const int product = index * kProducts;
+            project(team, product, batch, layer, pages[index]);
             team.wait();
             attend<bf16>(team, attention, batch.sequences, plan_, queries_.data(), width, pages[index], mixed_.data(),
                          partials_.data(), &counters_[2 * index]);
             team.wait();
-            add_product(team, batch.num_tokens, mixed_.data(), layer.output, layer.gate_up);
+            add_product(team, product + 1, batch.num_tokens, mixed_.data(), layer.output, layer.gate_up);
             team.wait();
-            multiply_gate(team, batch.num_tokens, layer);
+            multiply_gate(team, product + 2, batch.num_tokens, layer);
             team.wait();
-            add_product(team, batch.num_tokens, gated_.data(), layer.down, after);
+            add_product(team, product + 3, batch.num_tokens, gated_.data(), layer.down, after);
             team.wait();
         }
         if (batch.num_sampled == 0) return;
         const bf16* rows = normalized(team, batch.num_sampled, batch.sampled_rows, norm_);
-        compute(team, rows, batch.num_sampled, head_, nullptr, [&](const Products& tile) {
+        const int last = kProducts * shape_.num_layers;
+        compute(team, last, rows, batch.num_sampled, head_, nullptr, [&](const Products& tile) {
             for (int row = 0; row < tile.num_rows; ++row)
                 store_part(logits + (tile.first_row + row) * shape_.vocab_size + tile.column, tile.at(row),
                            shape_.vocab_size - tile.column);
@@ -144,38 +151,46 @@ class Model {
         }
     };
 
-    // Calls finish(Products) for this thread's part of rows x outputs, with matrix.step tiles each time. `after`: the matrix
-    // that is multiplied next; null: none.
+    // Calls finish(Products) for what this thread does of rows x outputs, with matrix.step tiles each time. `product`: its
+    // number in this pass. `after`: the matrix that is multiplied next; null: none.
     template <class Finish>
-    void compute(Team& team, const bf16* x, std::int64_t num_rows, const Matrix& matrix, const Matrix* after,
+    void compute(Team& team, int product, const bf16* x, std::int64_t num_rows, const Matrix& matrix, const Matrix* after,
                  Finish&& finish) {
-        const auto tiles = matrix.tiles(team);
+        const PackedWeights weights{matrix.weights, matrix.format};
         Access next{false};
         if (after) {
-            const auto own = after->tiles(team);
+            const auto own = after->tiles(team, team.rank);
             next = first_near({after->weights, after->format}, after->num_inputs, own.begin, own.end);
         }
-        multiply_tiles(x, matrix.num_inputs, static_cast<int>(num_rows), {matrix.weights, matrix.format}, matrix.num_inputs,
-                       tiles.begin, tiles.end, next,
-                       [&](int first, int count, std::int64_t tile, int num_tiles, const float* products) {
-                           for (int t = 0; t < num_tiles; t += matrix.step) {
-                               const auto column = (tile + t) * kTile;
-                               Products part{first, count, column, products + t * kTile, {}};
-                               for (int s = 0; matrix.bias && s < matrix.step; ++s)
-                                   part.bias[s] = load_part(matrix.bias + column + s * kTile,
-                                                            matrix.num_outputs - column - s * kTile);
-                               finish(part);
-                           }
-                       });
+        const auto on_tiles = [&](int first, int count, std::int64_t tile, int num_tiles, const float* products) {
+            for (int t = 0; t < num_tiles; t += matrix.step) {
+                const auto column = (tile + t) * kTile;
+                Products part{first, count, column, products + t * kTile, {}};
+                for (int s = 0; matrix.bias && s < matrix.step; ++s)
+                    part.bias[s] = load_part(matrix.bias + column + s * kTile, matrix.num_outputs - column - s * kTile);
+                finish(part);
+            }
+        };
+        parts_.work(
+            team, product, near_tiles(weights, matrix.num_inputs), [&](int rank) { return matrix.tiles(team, rank); },
+            [&](Range part, std::int64_t end, bool is_own) {
+                Access then{false};
+                if (part.end < end)
+                    then = first_near(weights, matrix.num_inputs, part.end, end);
+                else if (is_own)
+                    then = next;
+                multiply_tiles(x, matrix.num_inputs, static_cast<int>(num_rows), weights, matrix.num_inputs, part.begin,
+                               part.end, then, on_tiles);
+            });
     }
 
     // Queries to their buffer, keys and values to the pages, rotated.
-    void project(Team& team, const Batch& batch, const LayerWeights& layer, bf16* pages) {
+    void project(Team& team, int product, const Batch& batch, const LayerWeights& layer, bf16* pages) {
         const auto& attention = shape_.attention;
         const int dim = attention.head_dim;
         const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
         const bf16* rows = normalized(team, batch.num_tokens, nullptr, layer.attention_norm);
-        compute(team, rows, batch.num_tokens, layer.qkv, &layer.output, [&](const Products& tile) {
+        compute(team, product, rows, batch.num_tokens, layer.qkv, &layer.output, [&](const Products& tile) {
             const int head = static_cast<int>(tile.column) / dim, component = static_cast<int>(tile.column) % dim;
             for (int i = 0; i < tile.num_rows; ++i) {
                 const std::int64_t row = tile.first_row + i;
@@ -191,8 +206,9 @@ class Model {
         });
     }
 
-    void add_product(Team& team, std::int64_t num_rows, const bf16* x, const Matrix& matrix, const Matrix& after) {
-        compute(team, x, num_rows, matrix, &after, [&](const Products& tile) {
+    void add_product(Team& team, int product, std::int64_t num_rows, const bf16* x, const Matrix& matrix,
+                     const Matrix& after) {
+        compute(team, product, x, num_rows, matrix, &after, [&](const Products& tile) {
             for (int row = 0; row < tile.num_rows; ++row) {
                 float* target = hidden_row(tile.first_row + row) + tile.column;
                 store(target, load(target) + tile.at(row));
@@ -200,9 +216,9 @@ class Model {
         });
     }
 
-    void multiply_gate(Team& team, std::int64_t num_rows, const LayerWeights& layer) {
+    void multiply_gate(Team& team, int product, std::int64_t num_rows, const LayerWeights& layer) {
         const bf16* rows = normalized(team, num_rows, nullptr, layer.mlp_norm);
-        compute(team, rows, num_rows, layer.gate_up, &layer.down, [&](const Products& tiles) {
+        compute(team, product, rows, num_rows, layer.gate_up, &layer.down, [&](const Products& tiles) {
             for (int row = 0; row < tiles.num_rows; ++row)
                 store(gated_.data() + (tiles.first_row + row) * static_cast<std::int64_t>(shape_.intermediate_size) +
                           tiles.column / 2,
@@ -224,6 +240,7 @@ class Model {
     std::vector<float> partials_;
     AttentionPlan plan_;
     std::unique_ptr<std::atomic<int>[]> counters_;
+    Parts parts_;
 };
 
 }  // namespace

@@ -70,7 +70,9 @@ class Team {
     void wait() { barrier_.wait(size); }
 
     // This thread's part of `count` items, in whole multiples of `step`.
-    Range share(std::int64_t count, std::int64_t step = 1) const {
+    Range share(std::int64_t count, std::int64_t step = 1) const { return share_of(rank, count, step); }
+
+    Range share_of(int rank, std::int64_t count, std::int64_t step = 1) const {
         const auto units = (count + step - 1) / step;
         const auto end = units * (rank + 1) / size * step;
         return {units * rank / size * step, end < count ? end : count};
