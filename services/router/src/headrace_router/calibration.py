@@ -5,6 +5,10 @@ import math
 MIN_WAIT_S = 0.5
 """Shorter waits are mostly not waiting: they teach nothing."""
 STEP = 0.05
+BIAS_PERIOD_S = 0.25
+MARGIN_PERIOD_S = 1.0
+"""Requests whose waits end within such a time have met the same hiccup and say one thing, not many: a margin that jumps
+would refuse those who come back as they were told."""
 MAX_BIAS = math.log(3.0)
 QUANTILE = 0.98
 FIRST_MARGIN = 1.25
@@ -20,6 +24,7 @@ class Calibration:
         self._margin = math.log(FIRST_MARGIN)
         """That quotient's high quantile, around the corrected prediction."""
         self.num_observed = 0
+        self._observed_at = -math.inf
 
     @property
     def factor(self) -> float:
@@ -31,16 +36,19 @@ class Calibration:
         """A corrected prediction times this is seldom exceeded."""
         return math.exp(self._margin)
 
-    def observe(self, predicted_s: float, actual_s: float, factor: float) -> None:
-        """`predicted_s` had been corrected by `factor`."""
+    def observe(self, predicted_s: float, actual_s: float, factor: float, now: float) -> None:
+        """`predicted_s` had been corrected by `factor`; `now` in seconds."""
         if max(predicted_s, actual_s) < MIN_WAIT_S:
             return
         self.num_observed += 1
+        passed_s, self._observed_at = now - self._observed_at, now
         error = math.log(max(actual_s, MIN_WAIT_S / 2) / max(predicted_s, MIN_WAIT_S / 2))
         raw = min(2 * MAX_BIAS, max(-2 * MAX_BIAS, error + math.log(factor)))
-        self._bias = min(MAX_BIAS, max(-MAX_BIAS, self._bias + STEP * (raw - self._bias)))
+        step = STEP * min(1.0, passed_s / BIAS_PERIOD_S)
+        self._bias = min(MAX_BIAS, max(-MAX_BIAS, self._bias + step * (raw - self._bias)))
         # Stochastic approximation of a quantile (Robbins and Monro, 1951).
-        moved = self._margin + STEP * (QUANTILE if error > self._margin else QUANTILE - 1.0)
+        step = STEP * min(1.0, passed_s / MARGIN_PERIOD_S)
+        moved = self._margin + step * (QUANTILE if error > self._margin else QUANTILE - 1.0)
         self._margin = min(math.log(MAX_MARGIN), max(math.log(MIN_MARGIN), moved))
 
 

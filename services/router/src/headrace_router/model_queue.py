@@ -148,7 +148,7 @@ class ModelQueue:
         predicted = own.predicted
         if predicted is None or max(predicted.first_token_s, actual_s) < MIN_WAIT_S:
             return None
-        self.calibration.observe(predicted.first_token_s, actual_s, predicted.factor)
+        self.calibration.observe(predicted.first_token_s, actual_s, predicted.factor, now)
         return Observed(predicted.first_token_s, actual_s)
 
     def place(self, request: Request, sequence: int, num_prompt_tokens: int, now: float) -> Place:
