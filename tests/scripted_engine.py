@@ -140,6 +140,7 @@ class ScriptedEngine:
         for part in slices:
             sequence = self._sequences[part.sequence_id]
             self._compute(sequence, part)
+            sampled += [sequence.score(part.start + 1 + i, target) for i, target in enumerate(part.targets)]
             if part.samples:
                 sampled += self._sample(sequence, part)
             if sequence.prompt[0] == SLEEP:
@@ -208,6 +209,14 @@ class ScriptedSequence:
             top = [TopLogprob(rank, -1.0 - rank) for rank in range(request.sampling.num_logprobs)]
             logprobs = TokenLogprobs(-0.5, tuple(top))
         return SampledToken(self.admission.sequence_id, token, logprobs, error)
+
+    def score(self, position: int, target: int) -> SampledToken:
+        """Every position has a log-probability of its own."""
+        assert self.tokens[position] == target, (position, target)
+        top = [
+            TopLogprob(rank, -1.0 - rank) for rank in range(self.admission.request.sampling.num_prompt_logprobs or 0)
+        ]
+        return SampledToken(self.admission.sequence_id, target, TokenLogprobs(-position / 4, tuple(top), 1 + position))
 
     def token(self, index: int) -> int:
         return scripted_token(self.prompt, self.admission.request.sampling.seed, self.admission.choice, index)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from headrace_shared.messages import TokenFrame
 from tests import prompts
@@ -116,3 +117,32 @@ async def test_choices_differ_and_repeat_with_their_seed(system: tuple[str, Laun
         first, second = await asyncio.gather(texts(), texts())
     assert len(set(first)) > 1
     assert first == second
+
+
+async def test_prompts_are_scored_as_the_reference_scores_them(system: tuple[str, Launched]) -> None:
+    """As evaluations ask for it: nothing but the log-probabilities of the prompt, many prompts in a call, and again
+    when all of them could come from the cache."""
+    _, launched_system = system
+    encoded = [reference().ids(prompt) for prompt in prompts.ALL[:4] + prompts.ALL[-2:]]
+    body = {"model": "smollm2-135m", "prompt": encoded, "max_tokens": 0, "echo": True, "logprobs": 1}
+    async with httpx.AsyncClient(base_url=launched_system.url, timeout=300) as client:
+        first = (await client.post("/v1/completions", json=body)).json()
+        again = (await client.post("/v1/completions", json=body)).json()
+    for answer in (first, again):
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        for choice, prompt_ids in zip(answer["choices"], encoded, strict=True):
+            assert choice["text"] == reference().tokenizer.decode(prompt_ids) and choice["finish_reason"] == "length"
+            told = choice["logprobs"]
+            expected, likeliest = scores_of(tuple(prompt_ids))
+            assert told["token_logprobs"][0] is None and len(told["tokens"]) == len(prompt_ids)
+            assert told["token_logprobs"][1:] == pytest.approx(expected, abs=2e-3)
+            assert [max(top.values()) for top in told["top_logprobs"][1:]] == pytest.approx(likeliest, abs=2e-3)
+
+
+@functools.cache
+def scores_of(prompt_ids: tuple[int, ...]) -> tuple[list[float], list[float]]:
+    """Of all tokens but the first: their log-probabilities, and those of the likeliest tokens in their places."""
+    with torch.inference_mode():
+        logprobs = torch.log_softmax(reference().model(torch.tensor([prompt_ids])).logits[0, :-1], -1)
+    own = logprobs.gather(-1, torch.tensor(prompt_ids[1:])[:, None]).squeeze(-1)
+    return own.tolist(), logprobs.amax(-1).tolist()

@@ -39,6 +39,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "presence and frequency": (TEXT, {"temperature": 0, "presence_penalty": 0.8, "frequency_penalty": 0.6}),
     "penalties, sampled": (TEXT, {"temperature": 1, "seed": 3, "repetition_penalty": 1.2, "frequency_penalty": 0.5}),
     "logprobs": (CHAT, {"temperature": 0.7, "seed": 11, "logprobs": True, "top_logprobs": 3}),
+    "echo with logprobs": (TEXT, {"temperature": 0, "echo": True, "logprobs": 2}),
+    "bad words": (TEXT, {"temperature": 1, "seed": 5, "bad_words": ["mill", " the river", "once upon"]}),
+    "few tokens": (TEXT, {"temperature": 1, "seed": 5, "allowed_token_ids": list(range(260, 900))}),
     "bias and min_tokens": (TEXT, {"temperature": 0, "logit_bias": {"28": 3.0}, "min_tokens": 50}),
 }
 
@@ -94,6 +97,10 @@ async def test_every_kind_of_answer_goes_on_as_if_nothing_had_happened(nats_serv
             assert usage(call) == usage(alone[name]), name
     assert len(logprobs(ends["logprobs"])) == NUM_TOKENS
     assert logprobs(ends["logprobs"]) == pytest.approx(logprobs(alone["logprobs"]), abs=2e-3)
+    echoed, echoed_alone = (calls["echo with logprobs"].answer.choices[0] for calls in (ends, alone))
+    assert echoed.text.startswith(STORY) and echoed.logprobs[0] is None
+    assert echoed.logprobs[1:] == pytest.approx(echoed_alone.logprobs[1:], abs=2e-3)
+    assert "mill" not in ends["bad words"].answer.choices[0].text.lower().split()
     for name in ("greedy", "choices"):
         stop = wanted[f"{name}, stopped"][1]["stop"]
         for index, (text, finish) in alone[name].outcome().items():

@@ -24,6 +24,7 @@ from headrace_shared.messages import (
     RouterId,
     SamplingParams,
     StopParams,
+    TokenLogprobs,
     WorkerId,
     WorkerState,
 )
@@ -144,6 +145,9 @@ class World:
         self.bus = MemoryBus(broker)
         self.router = RouterId("router-1")
         self.outputs: dict[RequestId, dict[int, list[int]]] = {}
+        self.scores: dict[RequestId, list[TokenLogprobs]] = {}
+        """Log-probabilities of the prompt's tokens but the first."""
+        self._num_scores: dict[RequestId, int] = {}
         self.endings: dict[RequestId, list[RequestEnded]] = {}
         self._tasks: dict[str, asyncio.Task[object]] = {}
 
@@ -184,19 +188,28 @@ class World:
             raise result
 
     async def submit(
-        self, prompt: list[int], *, max_tokens: int = 16, seed: int = 0, num_choices: int = 1, model: str = MODEL
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int = 16,
+        seed: int = 0,
+        num_choices: int = 1,
+        model: str = MODEL,
+        num_prompt_logprobs: int | None = None,
     ) -> RequestId:
         request = Request(
             request_id=RequestId(secrets.token_hex(16)),
             router=self.router,
             model=model,
             prompt=codec.pack_ids(prompt),
-            sampling=SamplingParams(seed=seed),
+            sampling=SamplingParams(seed=seed, num_prompt_logprobs=num_prompt_logprobs),
             stop=StopParams(max_tokens=max_tokens),
             num_choices=num_choices,
         )
         self.outputs[request.request_id] = {choice: [] for choice in range(num_choices)}
         self.endings[request.request_id] = []
+        self.scores[request.request_id] = []
+        self._num_scores[request.request_id] = 0 if num_prompt_logprobs is None else len(prompt) - 1
         await self.enqueue(codec.encode(request), request.request_id)
         return request.request_id
 
@@ -227,6 +240,16 @@ class World:
         if isinstance(event, RequestEnded):
             self.endings[event.request_id].append(event)
             return
+        scores = self.scores[event.request_id]
+        if event.index < 0:
+            assert event.choice == 0
+            start = self._num_scores[event.request_id] + event.index
+            assert 0 <= start <= len(scores), f"{event} after {len(scores)} tokens of the prompt"
+            overlap = len(scores) - start
+            assert list(event.logprobs[:overlap]) == scores[start : start + len(event.logprobs)]
+            scores.extend(event.logprobs[overlap:])
+            return
+        assert event.choice or len(scores) == self._num_scores[event.request_id], "the prompt is told first"
         output = self.outputs[event.request_id][event.choice]
         assert event.index <= len(output), f"{event} after {len(output)} tokens"
         overlap = len(output) - event.index

@@ -18,15 +18,21 @@ async def test_every_request_ends_once_and_complete_though_messages_are_lost(see
         scheduler = world.scheduler()
         workers = [world.worker(f"worker-{number}", num_blocks=40, looks_ahead=number) for number in range(2)]
         requests = {}
+        scored = {}
         for number in range(40):
             prompt = [chance.randrange(50) for _ in range(chance.randrange(1, 60))]
             num_choices = chance.choice([1, 1, 3])
-            request_id = await world.submit(prompt, max_tokens=60, seed=number, num_choices=num_choices)
+            wanted = chance.choice([None, 0, 2])
+            request_id = await world.submit(
+                prompt, max_tokens=60, seed=number, num_choices=num_choices, num_prompt_logprobs=wanted
+            )
             requests[request_id] = (prompt, number, num_choices)
+            scored[request_id] = [] if wanted is None else [-position / 4 for position in range(1, len(prompt))]
         await world.ended(*requests, timeout_s=60.0)
         await world.until_settled()
         for request_id, (prompt, number, num_choices) in requests.items():
             assert [event.outcome for event in world.endings[request_id]] == [Outcome.FINISHED]
+            assert [entry.logprob for entry in world.scores[request_id]] == scored[request_id]
             for choice in range(num_choices):
                 assert world.outputs[request_id][choice] == expected_output(prompt, number, choice, 60)
         assert isinstance(world.broker, LossyBroker) and world.broker.num_lost > 10

@@ -89,11 +89,12 @@ def make_card(**changes: Any) -> ModelCard:
 def byte_ids(text: str) -> list[int]:
     """One token a byte."""
     alphabet = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    characters = _byte_characters()
+    characters = byte_characters()
     return [alphabet[characters[byte]] for byte in text.encode()]
 
 
-def _byte_characters() -> dict[int, str]:
+def byte_characters() -> dict[int, str]:
+    """What stands for each byte in a byte-level vocabulary."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_router.call_limits import MAX_PROMPT_SCORES
 from headrace_router.parsing import parse_body
 from headrace_router.schemas import ChatBody, CompletionBody
-from headrace_router.validation import ValidChat, ValidParams, fit, validate_chat, validate_completion
+from headrace_router.token_rules import check_some_left
+from headrace_router.valid_chat import ValidChat
+from headrace_router.validation import ValidParams, fit, validate_chat, validate_completion
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import ModelCard
 from tests.router.support import CONTEXT, END, MODEL, make_card
@@ -100,15 +103,46 @@ BAD: list[tuple[str, Any]] = [
     ("tool_choice", "required"),
     ("suffix", "x"),
     ("best_of", 3),
-    ("echo", True),
+    ("echo", "yes"),
     ("functions", []),
-    ("bad_words", ["x"]),
+    ("bad_words", [""]),
+    ("bad_words", [" "]),
+    ("bad_words", ["x" * 129]),
+    ("bad_words", ["x"] * 129),
+    ("bad_words", "x"),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [VOCAB]),
+    ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", [1] * 16_385),
+    ("logprob_token_ids", [1]),
+    ("logprob_token_ids", [VOCAB]),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 21),
+    ("prompt_logprobs", True),
+    ("return_token_ids", 1),
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2),
+    ("truncate_prompt_tokens", CONTEXT + 1),
+    ("stream_interval", 0),
+    ("stream_interval", 1025),
+    ("service_tier", "best"),
+    ("service_tier", 5),
+    ("safety_identifier", "s" * 1025),
+    ("prompt_cache_key", "k" * 1025),
+    ("prompt_cache_key", 5),
+    ("prompt_cache_options", "long"),
+    ("prompt_cache_options", {"mode": 5}),
+    ("prompt_cache_retention", "r" * 1025),
+    ("session_id", "s" * 1025),
+    ("request_id", "r" * 1025),
+    ("store", "yes"),
     ("guided_json", {}),
-    ("reasoning_effort", "high"),
+    ("reasoning_effort", "extreme"),
     ("chat_template", "{{ 1 }}"),
-    ("truncate_prompt_tokens", 5),
     ("use_beam_search", True),
     ("priority", 1),
+    ("priority", -1),
+    ("priority", "high"),
     ("continue_final_message", True),
     ("continue_final_message", "yes"),
 ]
@@ -172,6 +206,46 @@ def test_logprobs_of_completions() -> None:
     assert completion(logprobs=0)[1].sampling.num_logprobs == 0
     assert refused(completion, logprobs=21).param == "logprobs"
     assert refused(completion, logprobs=-1).param == "logprobs"
+
+
+def test_named_tokens_need_log_probabilities() -> None:
+    assert chat(logprobs=True, logprob_token_ids=[5, 5, 2])[1].sampling.logprob_token_ids == (5, 2)
+    assert completion(logprobs=0, logprob_token_ids=[5])[1].sampling.logprob_token_ids == (5,)
+    assert refused(chat, logprobs=True, logprob_token_ids=[VOCAB]).param == "logprob_token_ids"
+    assert refused(chat, logprobs=True, logprob_token_ids=[1] * 129).param == "logprob_token_ids"
+
+
+def test_rules_that_leave_no_token_are_refused() -> None:
+    assert refused(chat, allowed_token_ids=[END], min_tokens=1).param == "allowed_token_ids"
+    chat(allowed_token_ids=[END])
+    chat(allowed_token_ids=[END, 5], min_tokens=1)
+    json_object = {"response_format": {"type": "json_object"}}
+    assert refused(chat, allowed_token_ids=[5], **json_object).param == "allowed_token_ids"
+    assert refused(chat, bad_words=["x"], **json_object).param == "bad_words"
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert refused(chat, bad_words=["x"], tools=[tool], tool_choice="required").param == "bad_words"
+
+
+def test_bad_words_that_might_leave_no_token_are_refused() -> None:
+    check_some_left([(1, 2), (3,)], (), (2, 3, 4), CARD)
+    for words, never, allowed in (
+        ([(1, 2), (3,)], (), (2, 3)),
+        ([(1, 2), (3,)], (4,), (2, 3, 4)),
+        ([(token,) for token in range(VOCAB)], (), ()),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            check_some_left(words, never, allowed, CARD)
+        assert caught.value.param == "bad_words"
+
+
+def test_log_probabilities_of_a_prompt_are_bounded_by_its_length() -> None:
+    card = make_card(context=1_000_000)
+    _, params = chat(prompt_logprobs=20)
+    most = MAX_PROMPT_SCORES // 21
+    assert fit(most, params, card, "messages").max_tokens > 0
+    with pytest.raises(InvalidRequest) as caught:
+        fit(most + 1, params, card, "messages")
+    assert caught.value.param == "messages"
 
 
 def test_null_means_not_given() -> None:

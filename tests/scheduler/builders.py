@@ -47,6 +47,7 @@ def request(
     priority: int = 0,
     lane: Lane = Lane.INTERACTIVE,
     weight: float = 1.0,
+    num_prompt_logprobs: int | None = None,
 ) -> Request:
     """`prompt`: token ids, or how many. Prompts of different lengths share their beginnings."""
     return Request(
@@ -54,7 +55,7 @@ def request(
         router=RouterId("router-1"),
         model="m",
         prompt=pack_ids(range(100, 100 + prompt) if isinstance(prompt, int) else prompt),
-        sampling=SamplingParams(seed=seed),
+        sampling=SamplingParams(seed=seed, num_prompt_logprobs=num_prompt_logprobs),
         stop=StopParams(max_tokens=max_tokens),
         num_choices=num_choices,
         cache_salt=salt,

@@ -61,6 +61,15 @@ def test_generated_tokens_are_cached_for_the_next_turn() -> None:
     assert cached_of_next(made, prompt=conversation) == 64
 
 
+def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_anew_and_then_shared() -> None:
+    made = scheduler(facts())
+    run_once(made, "first", 40)
+    assert cached_of_next(made, prompt=50, num_choices=2, num_prompt_logprobs=1) == 0
+    advance(made, 2, 50, 1)
+    [second] = admissions(step(made))
+    assert (second.choice, second.num_cached) == (1, 49), "choice 0 tells them for all"
+
+
 def test_other_salts_share_nothing() -> None:
     made = scheduler(facts())
     run_once(made, "first", salt="tenant-a")

@@ -44,3 +44,15 @@ def test_the_terminal_event_is_found_and_rubbish_is_passed_over() -> None:
     ended = RequestEnded(request_id=REQUEST, outcome=Outcome.FINISHED)
     log = parse_log([b"\xc1", frame(0, 5), codec.encode(ended)])
     assert log.has_ended and log.choices[0].output == (5,)
+
+
+def test_an_output_counts_only_behind_the_whole_of_the_prompts_log_probabilities() -> None:
+    """Whoever goes on from an output tells nothing of the prompt again."""
+    told = [frame(-3, 11, 12), frame(-1, 13), frame(0, 5), frame(0, 8, choice=1)]
+    log = parse_log(told, first=-3)
+    assert log.choices[0].output == (5,) and log.choices[1].output == (8,)
+    for lost in range(2):
+        log = parse_log(told[:lost] + told[lost + 1 :], first=-3)
+        assert log.choices[0].output == () and log.choices[1].output == (8,)
+    again = [frame(-3, 11, attempt=1), frame(-2, 12, 13, attempt=1), frame(0, 5, 6, attempt=1)]
+    assert parse_log([*told[1:], *again], first=-3).choices[0] == ((5, 6), 1, None)

@@ -13,6 +13,7 @@ from headrace_shared.messages import (
     SamplingParams,
     SequenceId,
     StopParams,
+    TokenLogprobs,
 )
 from headrace_worker.iteration import SequenceResult
 from headrace_worker.loop import IterationLoop, StepResult
@@ -33,13 +34,19 @@ def admission(
     choice: int = 0,
     num_logprobs: int | None = None,
     temperature: float = 1.0,
+    num_prompt_logprobs: int | None = None,
 ) -> Admission:
     request = Request(
         request_id=RequestId(f"{sequence_id:032x}"),
         router=RouterId("router-1"),
         model="scripted",
         prompt=pack_ids(prompt),
-        sampling=SamplingParams(seed=seed, num_logprobs=num_logprobs, temperature=temperature),
+        sampling=SamplingParams(
+            seed=seed,
+            num_logprobs=num_logprobs,
+            temperature=temperature,
+            num_prompt_logprobs=num_prompt_logprobs,
+        ),
         stop=StopParams(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids),
     )
     return Admission(
@@ -60,6 +67,7 @@ class Collected:
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
+        self.scores: dict[int, list[TokenLogprobs]] = {}
         self.finish: dict[int, FinishReason] = {}
         self.errors: dict[int, str] = {}
         self.num_computed: dict[int, int] = {}
@@ -80,6 +88,9 @@ class Collected:
         assert key not in self.released, f"{result} after the release"
         assert result.num_computed >= self.num_computed.get(key, 0)
         self.num_computed[key] = result.num_computed
+        if result.scores:
+            assert key not in self.tokens, "the prompt is told before the output"
+            self.scores.setdefault(key, []).extend(result.scores)
         if result.token is not None:
             self.tokens.setdefault(key, []).append(result.token)
         if result.finish is not None:

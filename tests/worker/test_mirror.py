@@ -141,6 +141,27 @@ def test_long_tails_are_published_in_several_frames_with_the_finish_on_the_last(
     assert [entry.logprob for frame in taken for entry in frame.logprobs] == [-float(n) for n in range(1100)]
 
 
+def test_the_prompts_log_probabilities_come_first_and_are_numbered_backwards() -> None:
+    mirror = Mirror(4)
+    prompt = list(range(700))
+    mirror.apply_grant(grant(1, admission(1, prompt, range(180), num_prompt_logprobs=0)))
+    scores = tuple(TokenLogprobs(-float(n), (), n) for n in range(1, 700))
+    mirror.apply_rows([SequenceResult(SequenceId(1), 600, scores=scores[:600])], [])
+    first = frames(mirror)
+    assert [(frame.index, len(frame.tokens)) for frame in first] == [(-699, 512), (-187, 88)]
+    last = SequenceResult(SequenceId(1), 700, 60, FinishReason.LENGTH, scores=scores[600:])
+    mirror.apply_rows([last], [])
+    rest = frames(mirror)
+    assert [(frame.index, frame.finish) for frame in rest] == [(-99, None), (0, FinishReason.LENGTH)]
+    told = [*first, *rest[:1]]
+    assert [token for frame in told for token in frame.tokens] == prompt[1:]
+    assert tuple(entry for frame in told for entry in frame.logprobs) == scores
+    (entry,) = mirror.snapshot(BIG)[0]
+    assert codec.unpack_ids(entry.tokens).tolist() == [60], "the prompt is no output"
+    mirror.publish_again()
+    assert [frame.index for frame in frames(mirror)] == [-699, -187, 0]
+
+
 def test_a_released_sequence_is_kept_until_the_scheduler_has_seen_it() -> None:
     mirror = Mirror(4)
     mirror.apply_grant(grant(1, admission(1, PROMPT, [0, 1])))

@@ -22,6 +22,9 @@ def largest_message(request: Request) -> int:
         + 16 * len(request.sampling.logit_bias)
         + 5 * len(request.stop.stop_token_ids)
         + 4 * len(request.sampling.grammar)
+        + len(request.sampling.allowed_token_ids)
+        + 5 * sum(1 + len(word) for word in request.sampling.bad_words)
+        + 5 * len(request.sampling.logprob_token_ids)
     )
 
 

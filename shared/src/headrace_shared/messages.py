@@ -130,6 +130,14 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     """None: no log-probabilities; n: the sampled token's and those of the n likeliest."""
     grammar: str = ""
     """Only tokens that it allows are drawn; see `grammars.py`. Empty: all are allowed."""
+    num_prompt_logprobs: int | None = None
+    """As `num_logprobs`, of each token of the prompt but the first. Choice 0 tells them for all choices."""
+    allowed_token_ids: bytes = b""
+    """Packed: only these are drawn. Empty: all are allowed. Like `bad_words` not together with a grammar."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens, none empty, that are never in the output."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Where log-probabilities are wanted: of these tokens, instead of the likeliest."""
 
 
 class StopParams(Struct, frozen=True, kw_only=True):
@@ -301,9 +309,11 @@ class TopLogprob(Struct, frozen=True, array_like=True):
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):
     logprob: float
-    """Of the sampled token, natural logarithm, before temperature and filters."""
+    """Of the token, natural logarithm, before temperature and filters."""
     top: tuple[TopLogprob, ...]
-    """The likeliest tokens, likeliest first."""
+    """The likeliest tokens, or those that were asked for, likeliest first."""
+    rank: int = 0
+    """Of a prompt's token: 1 if none was likelier. 0: not told."""
 
 
 class TokenFrame(Struct, frozen=True, tag=True, kw_only=True):
@@ -313,7 +323,8 @@ class TokenFrame(Struct, frozen=True, tag=True, kw_only=True):
     choice: int
     attempt: int
     index: int
-    """Position of the first token in the choice's output, from 0."""
+    """Position of the first token in the choice's output, from 0. Below 0: these are the prompt's tokens, which end at
+    -1, with the log-probabilities that were asked for."""
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     """As long as `tokens` where log-probabilities were asked for, else empty."""

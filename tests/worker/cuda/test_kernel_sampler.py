@@ -2,6 +2,7 @@
 
 import pytest
 
+from headrace_shared.codec import pack_ids
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.kernel_sampler import KernelSampler
 from tests.worker.cuda.test_engine import KINDS, World
@@ -34,3 +35,23 @@ def test_slots_are_used_again_and_grow_with_the_sequences_admitted_ahead() -> No
     for number in numbers:
         world.check(number)
     assert sampler._table.num_slots == 12 and len(sampler._free) == 12
+
+
+def test_restrictions_and_named_tokens_give_what_they_give_elsewhere() -> None:
+    """A neighbour in the batch draws what it would draw alone."""
+    world, _ = kernel_world(4)
+    plain = world.admit([4, 3, 3], {"temperature": 1.0, "num_logprobs": 2}, max_tokens=8)
+    allowed = world.admit([4, 3, 3], {"temperature": 1.0, "allowed_token_ids": pack_ids([3, 40, 63])}, max_tokens=8)
+    named = world.admit([9, 9], {"temperature": 0.7, "num_logprobs": 0, "logprob_token_ids": (5, 60, 1)}, max_tokens=5)
+    few = {"allowed_token_ids": pack_ids(range(4)), "bad_words": ((0, 1), (2, 2), (3, 1, 0))}
+    words = world.admit([8], {"temperature": 1.0, **few}, max_tokens=16)
+    world.run()
+    world.check(plain)
+    world.check(named)
+    assert set(world.output(allowed)) <= {3, 40, 63}
+    output = world.output(words)
+    assert len(output) == 16 and set(output) <= set(range(4))
+    for word in ([0, 1], [2, 2], [3, 1, 0]):
+        assert all(output[start : start + len(word)] != word for start in range(len(output)))
+    row = next(row for row in world.rows[named] if row.logprobs is not None)
+    assert row.logprobs is not None and {item.token for item in row.logprobs.top} == {5, 60, 1}

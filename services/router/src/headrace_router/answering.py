@@ -112,7 +112,7 @@ async def answer_stream(reply: Reply, generation: Generation) -> None:
             raise StreamCut from error
         log.warning("stream failed", request_id=reply.request_id, code=told.code, reason=told.message)
         data = sse.event(to_json({"error": error_object(told, reply.shown_id)}))
-        await _send_body(reply, data + sse.DONE, is_last=True)
+        await _send_body(reply, chunks.rest() + data + sse.DONE, is_last=True)
         raise StreamFailed(told.code) from error
     end = chunks.usage(usage_object(generation.usage)) + sse.DONE
     await _send_body(reply, end, is_last=True)
@@ -131,25 +131,58 @@ class _Chunks:
         self._formatter = reply.formatter
         self._told = reply.told
         self._position = Position(reply.request_id, reply.num_choices) if reply.sends_ids else None
+        self._gathered: dict[int, ChoiceDelta] = {}
+        """By choice: what waits for more to make a chunk."""
+        self._num_sent = [0] * reply.num_choices
+        """Tokens in chunks."""
 
     def of(self, events: Sequence[ChoiceDelta]) -> bytes:
-        usage: UsageObject | UnsetType | None = None if self._form.include_usage else UNSET
-        told, position = self._told, self._position
         parts = []
         for event in events:
-            if event.usage is not None:
-                usage = usage_object(event.usage)
-            # What was told before is formatted too: the formatter remembers what it has begun.
-            chunk = self._formatter.chunk(event, usage)
-            is_finished = event.delta.finish is not None
-            if position is not None:
-                position.advance(event.choice, event.num_tokens, is_finished=is_finished)
-            if chunk is None or (
-                told is not None and told.covers(event.choice, event.num_tokens, is_finished=is_finished)
-            ):
-                continue
-            parts.append(sse.event(to_json(chunk), self._id()))
+            gathered = self._gather(event)
+            if gathered is not None:
+                parts.append(self._write(gathered))
         return b"".join(parts)
+
+    def rest(self) -> bytes:
+        """No more will come of what was to be a chunk."""
+        rest = b"".join(map(self._write, self._gathered.values()))
+        self._gathered.clear()
+        return rest
+
+    def _write(self, event: ChoiceDelta) -> bytes:
+        usage: UsageObject | UnsetType | None = None if self._form.include_usage else UNSET
+        if event.usage is not None:
+            usage = usage_object(event.usage)
+        # What was told before is formatted too: the formatter remembers what it has begun.
+        chunk = self._formatter.chunk(event, usage)
+        is_finished = event.delta.finish is not None
+        if self._position is not None:
+            self._position.advance(event.choice, event.num_tokens, is_finished=is_finished)
+        if chunk is None or (
+            self._told is not None and self._told.covers(event.choice, event.num_tokens, is_finished=is_finished)
+        ):
+            return b""
+        return sse.event(to_json(chunk), self._id())
+
+    def _gather(self, event: ChoiceDelta) -> ChoiceDelta | None:
+        """None until there is enough for a chunk."""
+        interval = self._form.stream_interval
+        if interval == 1:
+            return event
+        is_finished = event.delta.finish is not None
+        if self._told is not None and self._told.covers(event.choice, event.num_tokens, is_finished=is_finished):
+            # A chunk ends where the client's knowledge does.
+            self._num_sent[event.choice] = event.num_tokens
+            return event
+        before = self._gathered.pop(event.choice, None)
+        event = event if before is None else before.then(event)
+        num_sent = self._num_sent[event.choice]
+        if num_sent and not is_finished and event.num_tokens - num_sent < interval:
+            self._gathered[event.choice] = event
+            return None
+        self._num_sent[event.choice] = event.num_tokens
+        return event
 
     def usage(self, usage: UsageObject) -> bytes:
         if not self._form.include_usage or (self._told is not None and self._told.has_usage):

@@ -3,7 +3,6 @@
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.telemetry import TelemetryConfig
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +12,8 @@ from headrace_router.bodies import ClientGone
 from headrace_router.dashboard.pages import make_dashboard_router
 from headrace_router.http_errors import error_response
 from headrace_router.http_observer import HttpObserver
-from headrace_router.routes import BODIES, SCHEMA_REF, Parts, make_router
+from headrace_router.openapi import describe
+from headrace_router.routes import Parts, make_router
 from headrace_shared.errors import BusError, InvalidRequest, RequestError
 
 
@@ -30,9 +30,7 @@ def make_app(parts: Parts) -> FastAPI:
     # The outermost: it sees refusals too.
     tracing = parts.traces.tracing if parts.traces is not None else None
     app.add_middleware(HttpObserver, metrics=parts.metrics, tracing=tracing)
-    document = app.openapi()
-    _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
-    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+    describe(app.openapi())
     for kind in (RequestError, BusError, Exception):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -57,7 +55,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_validation_error(_: Request, error: Exception) -> Response:
-    return error_response(InvalidRequest("The request is not valid."))
+    assert isinstance(error, RequestValidationError), error
+    param = str(error.errors()[0]["loc"][-1])[:64]
+    return error_response(InvalidRequest(f"'{param}' is not valid.", param=param))
 
 
 async def _on_client_gone(_: Request, error: Exception) -> Response:

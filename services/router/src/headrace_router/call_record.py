@@ -27,6 +27,21 @@ class AnswerForm(Struct, frozen=True, kw_only=True):
     stop_strings: tuple[str, ...]
     include_stop: bool
     tools: ToolUse | None = None
+    echoes: tuple[str, ...] = ()
+    """What the answers to each prompt begin with."""
+    echo_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    returns_ids: bool = False
+    is_empty: bool = False
+    """Nothing is generated."""
+    stream_interval: int = 1
+    service_tier: str = ""
+    """Told to the client if it is not empty."""
+
+    @property
+    def shows_prompts(self) -> bool:
+        """The prompts' tokens are part of the answer."""
+        return self.echo_logprobs is not None or self.prompt_logprobs is not None or self.returns_ids
 
 
 class CallRecord(Struct, frozen=True, tag=True, kw_only=True):
@@ -36,7 +51,7 @@ class CallRecord(Struct, frozen=True, tag=True, kw_only=True):
     """Seconds since the epoch, as told to the client."""
     form: AnswerForm
     requests: tuple[Request, ...]
-    """One for each prompt, without the prompt's tokens."""
+    """One for each prompt, without the prompt's tokens unless the answer shows them."""
     num_prompt_tokens: tuple[int, ...]
     stream_sequences: tuple[int, ...]
     """Of the queue messages."""
@@ -57,6 +72,11 @@ def form_of(params: ValidParams, *, is_chat: bool) -> AnswerForm:
         stop_strings=params.stop_strings,
         include_stop=params.include_stop,
         tools=params.tools,
+        echo_logprobs=params.echo_logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        returns_ids=params.returns_ids,
+        is_empty=params.max_tokens == 0,
+        stream_interval=params.stream_interval,
     )
 
 
@@ -66,7 +86,10 @@ def record_of(owner: str, created: int, form: AnswerForm, prompts: Sequence[Prom
         owner=owner,
         created=created,
         form=form,
-        requests=tuple(msgspec.structs.replace(prompt.request, prompt=b"") for prompt in prompts),
+        requests=tuple(
+            prompt.request if form.shows_prompts else msgspec.structs.replace(prompt.request, prompt=b"")
+            for prompt in prompts
+        ),
         num_prompt_tokens=tuple(prompt.num_tokens for prompt in prompts),
         stream_sequences=tuple(prompt.stream_sequence or 0 for prompt in prompts),
     )
@@ -93,4 +116,6 @@ def new_choice(form: AnswerForm, stop: StopParams, model: ServedModel) -> Choice
         include_stop=form.include_stop,
         min_tokens=stop.min_tokens,
         eos_token_ids=model.card.eos_token_ids,
+        keeps_ids=form.returns_ids,
+        is_empty=form.is_empty,
     )

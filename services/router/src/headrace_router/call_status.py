@@ -43,8 +43,7 @@ class CallStatus:
             log = await read_log(self._bus, request)
             ends = {(frame.choice, frame.index + len(frame.tokens)) for frame in log.frames}
             num_tokens += sum(
-                max((end for choice, end in ends if choice == number), default=0)
-                for number in range(request.num_choices)
+                max([0, *(end for choice, end in ends if choice == number)]) for number in range(request.num_choices)
             )
             if log.ended is not None:
                 statuses.add(_STATUS_OF_OUTCOME.get(log.ended.outcome, log.ended.outcome.value))

@@ -13,6 +13,8 @@ import time
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from headrace_router.accounts import Accounts
 from headrace_router.call import Call, Plan
 from headrace_router.call_meter import CHAT, COMPLETION
@@ -21,6 +23,7 @@ from headrace_router.call_record import CallRecord, prompts_of, record_of
 from headrace_router.call_status import CallStatus
 from headrace_router.call_store import CallStore, IdempotencyKey, KeyEntry
 from headrace_router.cancellation import Canceller, QueuedRequest
+from headrace_router.client_fields import tier_of
 from headrace_router.gate import Gate
 from headrace_router.identity import Identity
 from headrace_router.inflight import Mailbox
@@ -32,7 +35,7 @@ from headrace_router.runner import CallSettings, EndedWithoutAnswer, Runner
 from headrace_router.submission import submit
 from headrace_shared.bus import Bus
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import Audience, CancelReason, Request, RequestId, RouterId
+from headrace_shared.messages import Audience, CancelReason, Lane, Request, RequestId, RouterId
 
 MAX_CLAIMS = 4
 """Attempts to get an idempotency key that others want at the same time."""
@@ -114,6 +117,8 @@ class Caller:
         self._runner.admit()
         parsed = self._preparer.parse(endpoint, data)
         call.identity.check_model(parsed.model)
+        if parsed.body.service_tier == "flex":
+            options = options._replace(lane=Lane.BATCH)
         charge = await self._accounts.begin(call.identity, _expected_tokens(parsed))
         try:
             await self._begin_paid(call._replace(charge=charge), parsed, options, data)
@@ -224,6 +229,9 @@ class Caller:
             lane=call.identity.lane(options.lane),
             shares_cache=self._shares_cache,
         )
+        if params.asks_tier:
+            tier = tier_of(terms.lane, call.identity.priority)
+            form = msgspec.structs.replace(form, service_tier=tier)
         prompts = make_prompts(encoded, params, form, model, terms, self._bus.max_payload)
         created = entry.created if entry is not None else int(time.time())
         stream_options = parsed.body.stream_options

@@ -18,7 +18,8 @@ class TokenText(NamedTuple):
     token: int
     start: int
     """Where its text begins in the choice's text, in characters."""
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
+    """None: of a prompt's first token, which follows nothing."""
 
 
 class Delta(NamedTuple):
@@ -30,6 +31,8 @@ class Delta(NamedTuple):
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string, or the stop token that is no end-of-sequence token of the model."""
+    token_ids: tuple[int, ...] = ()
+    """Only where they were asked for; those of a text that is held back too."""
 
 
 class Usage(NamedTuple):
@@ -49,6 +52,17 @@ class ChoiceDelta(NamedTuple):
     usage: Usage | None = None
     """As it was then, where that was asked for."""
 
+    def then(self, later: "ChoiceDelta") -> "ChoiceDelta":
+        """This one and the choice's next one in one piece."""
+        delta, next_delta = self.delta, later.delta
+        return later._replace(
+            delta=next_delta._replace(
+                text=delta.text + next_delta.text,
+                tokens=delta.tokens + next_delta.tokens,
+                token_ids=delta.token_ids + next_delta.token_ids,
+            )
+        )
+
 
 class ChoiceText:
     def __init__(
@@ -60,12 +74,19 @@ class ChoiceText:
         include_stop: bool = False,
         min_tokens: int = 0,
         eos_token_ids: Iterable[int] = (),
+        keeps_ids: bool = False,
+        is_empty: bool = False,
     ) -> None:
+        """`keeps_ids`: deltas have the tokens. `is_empty`: none was asked for, and the one that comes counts for
+        nothing."""
         self._detokenizer = Detokenizer(vocabulary, skip_special=skip_special)
         self._stops = StopStrings(stops, include=include_stop)
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._keeps_ids = keeps_ids
+        self._is_empty = is_empty
+        self._ids: list[int] = []
         self._num_chars = 0
         self._num_shown = 0
         self._waiting: deque[tuple[TokenText, int]] = deque()
@@ -75,11 +96,16 @@ class ChoiceText:
 
     def push(self, frame: TokenFrame) -> Delta:
         """The next frame, without gaps and repetitions."""
+        if self._is_empty:
+            self.finish = FinishReason.LENGTH
+            return Delta(finish=self.finish)
         shown = ""
         stop_reason: str | int | None = None
         last = len(frame.tokens) - 1
         for i, token in enumerate(frame.tokens):
             self.num_tokens += 1
+            if self._keeps_ids:
+                self._ids.append(token)
             if i == last and frame.finish is FinishReason.STOP:
                 stop_reason = None if token in self._eos_token_ids else token
                 if not self._include_stop:
@@ -107,7 +133,7 @@ class ChoiceText:
         ready = []
         while self._waiting and self._waiting[0][1] <= self._num_shown:
             ready.append(self._waiting.popleft()[0])
-        return Delta(shown, tuple(ready))
+        return Delta(shown, tuple(ready), token_ids=self._take_ids())
 
     def _end(self, shown: str, finish: FinishReason, stop_reason: str | int | None) -> Delta:
         self.finish = finish
@@ -116,4 +142,9 @@ class ChoiceText:
         # A token belongs to the answer if any of its text does.
         ready = tuple(token for token, _ in self._waiting if not is_cut or token.start < self._num_shown)
         self._waiting.clear()
-        return Delta(shown, ready, finish, stop_reason)
+        return Delta(shown, ready, finish, stop_reason, self._take_ids())
+
+    def _take_ids(self) -> tuple[int, ...]:
+        ids = tuple(self._ids)
+        self._ids.clear()
+        return ids

@@ -223,6 +223,9 @@ class Generation:
         self._update_running()
 
     def _push(self, prompt: Prompt, frame: TokenFrame, deltas: list[ChoiceDelta]) -> None:
+        if frame.index < 0:
+            prompt.scores += frame.logprobs
+            return
         if self._told is None:
             deltas.append(self._push_part(prompt, frame))
             return

@@ -6,7 +6,7 @@ PREFIX_TOKENS = 64
 """Prompts that agree in so many tokens meet the same scheduler, which knows who has them cached."""
 
 
-def partition_of(prompt: bytes, num_partitions: int) -> int:
-    """The partition of a packed prompt."""
-    digest = blake2b(prompt[: 4 * PREFIX_TOKENS], digest_size=8).digest()
+def partition_of(beginning: bytes, num_partitions: int) -> int:
+    """The partition of a packed prompt, or of what its client wants to be put in its place."""
+    digest = blake2b(beginning[: 4 * PREFIX_TOKENS], digest_size=8).digest()
     return int.from_bytes(digest, "little") % num_partitions

@@ -12,7 +12,7 @@ from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
 from headrace_router.prompt_size import PromptSize, size_of
-from headrace_router.requests import EncodedPrompt, encode_chat, encode_prompts
+from headrace_router.requests import EncodedPrompt, encode_bad_words, encode_chat, encode_prompts
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
 from headrace_router.tokenization import PromptPool
 from headrace_router.unsupported import unknown_fields
@@ -83,7 +83,12 @@ class Preparer:
 
         self._note_unknown(body)
         form = form_of(params, is_chat=parsed.endpoint is Endpoint.CHAT)
+        if params.bad_words:
+            words = await self._pool.run(lambda: encode_bad_words(model, params))
+            params = params._replace(sampling=msgspec.structs.replace(params.sampling, bad_words=words))
         encoded = await self._pool.run(encode)
+        if params.echo:
+            form = msgspec.structs.replace(form, echoes=tuple(prompt.text for prompt in encoded))
         if params.form is not None:
             grammar = await self._grammars.check(model.card, params.form, owner)
             params = params._replace(sampling=msgspec.structs.replace(params.sampling, grammar=grammar))

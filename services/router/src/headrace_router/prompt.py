@@ -4,19 +4,32 @@ from collections.abc import Sequence
 
 from headrace_router.choices import ChoiceText
 from headrace_router.token_log import Cursor
-from headrace_shared.messages import Request
+from headrace_shared.messages import Request, TokenLogprobs
 
 
 class Prompt:
     def __init__(
-        self, request: Request, choices: Sequence[ChoiceText], num_tokens: int | None = None, *, flow: int = 0
+        self,
+        request: Request,
+        choices: Sequence[ChoiceText],
+        num_tokens: int | None = None,
+        *,
+        flow: int = 0,
+        cache_key: str = "",
     ) -> None:
-        """`num_tokens` of the prompt, where the request does not hold it. `flow`: the queues of its tenant."""
+        """`num_tokens` of the prompt, where the request does not hold it. `flow`: the queues of its tenant.
+        `cache_key`: requests with the same one are to meet the same cache, whatever they begin with."""
         self.request = request
         self.choices = choices
         self.flow = flow
         self.num_tokens = len(request.prompt) // 4 if num_tokens is None else num_tokens
-        self.cursors = [Cursor() for _ in choices]
+        self.cache_key = cache_key
+        scores_prompt = request.sampling.num_prompt_logprobs is not None
+        first = 1 - self.num_tokens if scores_prompt else 0
+        # Choice 0 tells of the prompt for all choices.
+        self.cursors = [Cursor(0 if number else first) for number in range(len(choices))]
+        self.scores: list[TokenLogprobs] = []
+        """Log-probabilities of the prompt's tokens but the first, where they were asked for."""
         self.num_cached: int | None = None
         self.stream_sequence: int | None = None
         self.may_be_queued = False

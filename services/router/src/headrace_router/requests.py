@@ -10,10 +10,13 @@ import msgspec
 
 from headrace_router.call_record import AnswerForm, new_choice
 from headrace_router.identity import Identity
+from headrace_router.logprobs_wanted import check_scores
 from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
-from headrace_router.validation import ValidChat, ValidParams, context_exceeded, fit
-from headrace_shared.codec import pack_ids
+from headrace_router.token_rules import check_some_left
+from headrace_router.valid_chat import ValidChat
+from headrace_router.validation import ValidParams, context_exceeded, fit
+from headrace_shared.codec import pack_ids, unpack_ids
 from headrace_shared.errors import InvalidRequest, PayloadTooLarge
 from headrace_shared.message_sizes import largest_message, most_tokens
 from headrace_shared.messages import Audience, Lane, Request, RequestId, RouterId, StopParams
@@ -23,13 +26,17 @@ class EncodedPrompt(NamedTuple):
     ids: bytes
     """Packed."""
     stop: StopParams
+    text: str = ""
+    """What the answer begins with, where it echoes."""
+
+
+MAX_SHORTENED = 16
+"""A prompt that is cut to what fits may be so many times as long."""
 
 
 def encode_chat(model: ServedModel, chat: ValidChat, params: ValidParams) -> list[EncodedPrompt]:
     """Raises InvalidRequest."""
-    num_chars = sum(len(message["content"]) for message in chat.messages)
-    num_chars += sum(len(json.dumps(tool, ensure_ascii=False)) for tool in chat.tools)
-    check_length(model, num_chars, params.max_tokens, "messages")
+    check_chat_length(model, chat, params.max_tokens, shortens=params.truncate_to is not None)
     ids = model.encoder.encode_chat(
         chat.messages,
         add_generation_prompt=chat.add_generation_prompt,
@@ -37,7 +44,8 @@ def encode_chat(model: ServedModel, chat: ValidChat, params: ValidParams) -> lis
         tools=chat.tools,
         continues=chat.continues,
     )
-    return [_encoded(ids, params, model, "messages")]
+    text = chat.open_text if params.echo else ""
+    return [_encoded(_shortened(ids, params, model), params, model, "messages", text)]
 
 
 def encode_prompts(
@@ -47,18 +55,46 @@ def encode_prompts(
     encoded = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            check_length(model, len(prompt), params.max_tokens, "prompt")
-        ids = model.encoder.encode(prompt) if isinstance(prompt, str) else prompt
-        encoded.append(_encoded(ids, params, model, "prompt"))
+            check_length(model, len(prompt), params.max_tokens, "prompt", shortens=params.truncate_to is not None)
+        given = model.encoder.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = _shortened(given, params, model)
+        text = ""
+        if params.echo:
+            text = prompt if isinstance(prompt, str) and len(ids) == len(given) else model.encoder.decode(ids)
+        encoded.append(_encoded(ids, params, model, "prompt", text))
+    if params.sampling.num_prompt_logprobs is not None:
+        num_tokens = sum(len(each.ids) // 4 for each in encoded)
+        check_scores(num_tokens, params.sampling.num_prompt_logprobs, "prompt")
     return encoded
 
 
-def _encoded(ids: Sequence[int], params: ValidParams, model: ServedModel, param: str) -> EncodedPrompt:
+def encode_bad_words(model: ServedModel, params: ValidParams) -> tuple[tuple[int, ...], ...]:
+    """As tokens, at the beginning of a text and behind a blank. Raises InvalidRequest."""
+    words: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words:
+        for text in (word.lstrip(), " " + word.lstrip()):
+            ids = tuple(model.encoder.encode(text, add_special_tokens=False))
+            # What is beyond the logits is never drawn.
+            if ids and max(ids) < model.card.vocab_size:
+                words[ids] = None
+    stop_ids = params.stop_token_ids if params.min_tokens else ()
+    check_some_left(list(words), stop_ids, unpack_ids(params.sampling.allowed_token_ids), model.card)
+    return tuple(words)
+
+
+def _shortened(ids: list[int], params: ValidParams, model: ServedModel) -> list[int]:
+    if params.truncate_to is None:
+        return ids
+    most = params.truncate_to or max(1, model.card.context - (params.max_tokens or 1))
+    return ids[-most:]
+
+
+def _encoded(ids: Sequence[int], params: ValidParams, model: ServedModel, param: str, text: str) -> EncodedPrompt:
     stop = fit(len(ids), params, model.card, param)
     if (highest := max(ids)) >= model.card.vocab_size:
         # Tokenizers may know tokens (of images, say) that the model has no embedding for.
         raise InvalidRequest(f"'{param}' yields the token {highest}, which this model does not have.", param=param)
-    return EncodedPrompt(pack_ids(ids), stop)
+    return EncodedPrompt(pack_ids(ids), stop, text)
 
 
 class Terms(NamedTuple):
@@ -86,7 +122,7 @@ def make_prompts(
 ) -> list[Prompt]:
     """Raises PayloadTooLarge if the messages about a request could exceed `max_payload` bytes."""
     prompts = []
-    for number, (ids, stop) in enumerate(encoded):
+    for number, (ids, stop, _) in enumerate(encoded):
         # Equal prompts of one call are different draws, unless the client wants them to be equal.
         seed = params.sampling.seed if params.has_seed else (params.sampling.seed + number) & (2**63 - 1)
         sampling = msgspec.structs.replace(params.sampling, seed=seed)
@@ -109,7 +145,7 @@ def make_prompts(
         )
         request = _sized(request, params, max_payload)
         choices = [new_choice(form, stop, model) for _ in range(params.num_choices)]
-        prompts.append(Prompt(request, choices, flow=terms.identity.flow))
+        prompts.append(Prompt(request, choices, flow=terms.identity.flow, cache_key=params.cache_key))
     return prompts
 
 
@@ -129,8 +165,16 @@ def _sized(request: Request, params: ValidParams, max_payload: int) -> Request:
     return msgspec.structs.replace(request, stop=msgspec.structs.replace(request.stop, max_tokens=max_tokens))
 
 
-def check_length(model: ServedModel, num_chars: int, max_tokens: int | None, param: str) -> None:
-    """Texts that cannot fit by far are not tokenized, which would take seconds."""
+def check_chat_length(model: ServedModel, chat: ValidChat, max_tokens: int | None, *, shortens: bool = False) -> None:
+    num_chars = sum(len(message["content"]) for message in chat.messages)
+    num_chars += sum(len(json.dumps(tool, ensure_ascii=False)) for tool in chat.tools)
+    check_length(model, num_chars, max_tokens, "messages", shortens=shortens)
+
+
+def check_length(
+    model: ServedModel, num_chars: int, max_tokens: int | None, param: str, *, shortens: bool = False
+) -> None:
+    """Texts that cannot fit by far are not tokenized, which would take seconds. `shortens`: it will be cut."""
     fewest = model.encoder.fewest_tokens(num_chars)
-    if fewest > model.card.context:
+    if fewest > model.card.context * (MAX_SHORTENED if shortens else 1):
         raise context_exceeded(model.card.context, f"at least {fewest}", fewest, max_tokens, param)

@@ -8,13 +8,13 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from headrace_router.call_reader import CallPiece, CallReader, Found
+from headrace_router.call_record import AnswerForm
 from headrace_router.choices import ChoiceDelta, Delta, TokenText, Usage
 from headrace_router.detokenization import Vocabulary
-from headrace_router.tools import CallFormat, ToolUse
+from headrace_router.logprob_objects import ChatLogprobs, CompletionLogprobs, LogprobWriter, PromptLogprobs
+from headrace_router.shown_prompt import NOTHING, ShownPrompt
+from headrace_router.tools import CallFormat
 from headrace_shared.messages import FinishReason
-
-_LOWEST_LOGPROB = -9999.0
-"""JSON has no infinity."""
 
 
 class CachedTokens(Struct, frozen=True):
@@ -26,33 +26,6 @@ class UsageObject(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-
-
-class TopLogprobObject(Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenObject(Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprobObject]
-
-
-class ChatLogprobs(Struct, frozen=True):
-    content: list[TokenObject]
-    refusal: None = None
-
-
-class CompletionLogprobs(Struct, frozen=True):
-    """Parallel lists, one element a token."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
-    text_offset: list[int]
 
 
 class FunctionObject(Struct, frozen=True):
@@ -91,6 +64,10 @@ class Choice(Struct, frozen=True):
     logprobs: ChatLogprobs | CompletionLogprobs | None = None
     finish_reason: FinishReason | Literal["tool_calls"] | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Of completions: a call may have several prompts."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Answer(Struct, frozen=True):
@@ -102,6 +79,10 @@ class Answer(Struct, frozen=True):
     model: str
     choices: list[Choice]
     usage: UsageObject | UnsetType | None = UNSET
+    service_tier: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Of chats."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Identity(NamedTuple):
@@ -113,24 +94,30 @@ class Identity(NamedTuple):
 
 
 class Formatter:
-    """Writes one answer. `is_chat` and whether log-probabilities were asked for are fixed; per-choice state is only
-    whether the choice has begun and, for whole answers, its pieces."""
+    """Writes one answer. Its form is fixed; per-choice state is only whether the choice has begun, and where it stands
+    in a function call."""
 
     def __init__(
         self,
         identity: Identity,
         vocabulary: Vocabulary,
+        form: AnswerForm,
         *,
-        is_chat: bool,
         num_logprobs: int | None,
-        tools: ToolUse | None = None,
+        prompts: Sequence[ShownPrompt] = (),
+        num_choices: int = 1,
     ) -> None:
+        """`prompts`: of the call, where the answer shows something of them; `num_choices` of each."""
         self._identity = identity
-        self._tools = tools
+        self._form = form
         self._readers: dict[int, CallReader] = {}
         self._vocabulary = vocabulary
-        self._is_chat = is_chat
-        self._num_logprobs = num_logprobs
+        self._is_chat = form.is_chat
+        self._has_logprobs = num_logprobs is not None
+        self._writer = LogprobWriter(vocabulary, num_logprobs or 0)
+        self._prompts = prompts
+        self._num_choices = num_choices
+        self._tier: str | UnsetType = form.service_tier or UNSET
         self._begun: set[int] = set()
 
     @property
@@ -141,63 +128,96 @@ class Formatter:
         """None if there is nothing to say: no text, because it is held back, and no end."""
         index, delta = event.choice, event.delta
         is_first = index not in self._begun
-        if not (delta.text or delta.tokens or delta.finish) and not is_first:
+        if not (delta.text or delta.tokens or delta.token_ids or delta.finish) and not is_first:
             return None
         self._begun.add(index)
-        logprobs = self._logprobs(delta.tokens)
+        shown = self._shown(index) if is_first else NOTHING
+        logprobs = self._logprobs(self._placed(index, delta.tokens, is_first=is_first))
+        ids = list(delta.token_ids) if self._form.returns_ids else UNSET
         if self._is_chat:
             found = self._read(index, delta)
             calls = [self._call(index, piece, is_chunk=True) for piece in found.calls]
-            if not (found.text or calls or delta.tokens or delta.finish) and not is_first:
+            text = shown.text + found.text
+            if not (text or calls or delta.tokens or delta.token_ids or delta.finish) and not is_first:
                 return None
             role = "assistant" if is_first else UNSET
-            content = found.text if found.text or (is_first and not calls) else UNSET
+            content = text if text or (is_first and not calls) else UNSET
             choice = Choice(
                 index,
                 delta=ChatDelta(role, content, calls or UNSET),
                 logprobs=logprobs,
                 finish_reason=self._finish(index, delta),
                 stop_reason=delta.stop_reason,
+                token_ids=ids,
             )
-            return Answer(*self._head("chat.completion.chunk"), [choice], usage)
+            prompt_ids = self._prompt_ids(shown) if is_first else UNSET
+            return self._answer("chat.completion.chunk", [choice], usage, prompt_token_ids=prompt_ids)
         choice = Choice(
-            index, text=delta.text, logprobs=logprobs, finish_reason=delta.finish, stop_reason=delta.stop_reason
+            index,
+            text=shown.text + delta.text,
+            logprobs=logprobs,
+            finish_reason=delta.finish,
+            stop_reason=delta.stop_reason,
+            token_ids=ids,
+            prompt_token_ids=self._prompt_ids(shown) if is_first else UNSET,
         )
-        return Answer(*self._head("text_completion"), [choice], usage)
+        return self._answer("text_completion", [choice], usage)
 
     def usage_chunk(self, usage: UsageObject) -> Answer:
-        return Answer(*self._head("chat.completion.chunk" if self._is_chat else "text_completion"), [], usage)
+        return self._answer("chat.completion.chunk" if self._is_chat else "text_completion", [], usage)
 
     def whole(self, deltas: Sequence[Sequence[Delta]], usage: UsageObject) -> Answer:
         """`deltas[i]` are all deltas of choice i."""
         choices = []
         for index, parts in enumerate(deltas):
             text = "".join(part.text for part in parts)
-            logprobs = self._logprobs([token for part in parts for token in part.tokens])
+            tokens = [token for part in parts for token in part.tokens]
+            logprobs = self._logprobs(self._placed(index, tokens, is_first=True))
+            ids = [token for part in parts for token in part.token_ids] if self._form.returns_ids else UNSET
+            shown = self._shown(index)
             end = parts[-1]
             if self._is_chat:
                 found = self._read(index, end._replace(text=text))
                 calls = [self._call(index, piece, is_chunk=False) for piece in found.calls]
-                content = found.text if found.text or not calls else None
+                said = shown.text + found.text
                 choices.append(
                     Choice(
                         index,
-                        message=ChatMessageObject(content, tool_calls=calls or UNSET),
+                        message=ChatMessageObject(said if said or not calls else None, tool_calls=calls or UNSET),
                         logprobs=logprobs,
                         finish_reason=self._finish(index, end),
                         stop_reason=end.stop_reason,
+                        token_ids=ids,
                     )
                 )
             else:
                 choices.append(
-                    Choice(index, text=text, logprobs=logprobs, finish_reason=end.finish, stop_reason=end.stop_reason)
+                    Choice(
+                        index,
+                        text=shown.text + text,
+                        logprobs=logprobs,
+                        finish_reason=end.finish,
+                        stop_reason=end.stop_reason,
+                        token_ids=ids,
+                        prompt_token_ids=self._prompt_ids(shown),
+                        prompt_logprobs=self._prompt_logprobs(shown),
+                    )
                 )
-        return Answer(*self._head("chat.completion" if self._is_chat else "text_completion"), choices, usage)
+        if not self._is_chat:
+            return self._answer("text_completion", choices, usage)
+        only = self._shown(0)
+        return self._answer(
+            "chat.completion",
+            choices,
+            usage,
+            prompt_token_ids=self._prompt_ids(only),
+            prompt_logprobs=self._prompt_logprobs(only),
+        )
 
     def _read(self, index: int, delta: Delta) -> Found:
-        if self._tools is None:
+        if self._form.tools is None:
             return Found(delta.text)
-        reader = self._readers.setdefault(index, CallReader(self._tools))
+        reader = self._readers.setdefault(index, CallReader(self._form.tools))
         return reader.push(delta.text, is_last=delta.finish is not None)
 
     def _call(self, choice: int, piece: CallPiece, *, is_chunk: bool) -> ToolCallObject:
@@ -215,41 +235,56 @@ class Formatter:
         """As in OpenAI's API, a function that had to be called is no news."""
         reader = self._readers.get(index)
         is_called = reader is not None and reader.num_calls > 0 and delta.finish is FinishReason.STOP
-        chose = self._tools is not None and self._tools.format is not CallFormat.ARGUMENTS
+        tools = self._form.tools
+        chose = tools is not None and tools.format is not CallFormat.ARGUMENTS
         return "tool_calls" if is_called and chose else delta.finish
 
-    def _head(self, kind: str) -> tuple[str, str, int, str]:
-        return self._identity.id, kind, self._identity.created, self._identity.model
-
-    def _logprobs(self, tokens: Sequence[TokenText]) -> ChatLogprobs | CompletionLogprobs | None:
-        if self._num_logprobs is None:
-            return None
-        if self._is_chat:
-            return ChatLogprobs([self._token(token) for token in tokens])
-        return CompletionLogprobs(
-            tokens=[self._text(token.token) for token in tokens],
-            token_logprobs=[_finite(token.logprobs.logprob) for token in tokens],
-            top_logprobs=[self._top_of(token) for token in tokens] if self._num_logprobs else None,
-            text_offset=[token.start for token in tokens],
+    def _answer(
+        self,
+        kind: str,
+        choices: list[Choice],
+        usage: UsageObject | UnsetType | None,
+        *,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+        prompt_logprobs: PromptLogprobs | UnsetType = UNSET,
+    ) -> Answer:
+        identity = self._identity
+        return Answer(
+            identity.id,
+            kind,
+            identity.created,
+            identity.model,
+            choices,
+            usage,
+            self._tier,
+            prompt_token_ids,
+            prompt_logprobs,
         )
 
-    def _top_of(self, token: TokenText) -> dict[str, float]:
-        top = {self._text(likely.token): _finite(likely.logprob) for likely in token.logprobs.top}
-        top.setdefault(self._text(token.token), _finite(token.logprobs.logprob))
-        return top
+    def _logprobs(self, tokens: Sequence[TokenText]) -> ChatLogprobs | CompletionLogprobs | None:
+        if not self._has_logprobs:
+            return None
+        return self._writer.of_chat(tokens) if self._is_chat else self._writer.of_completion(tokens)
 
-    def _token(self, token: TokenText) -> TokenObject:
-        data = self._vocabulary.bytes_of(token.token)
-        top = [
-            TopLogprobObject(
-                self._text(likely.token), _finite(likely.logprob), list(self._vocabulary.bytes_of(likely.token))
-            )
-            for likely in token.logprobs.top[: self._num_logprobs]
-        ]
-        return TokenObject(data.decode(errors="replace"), _finite(token.logprobs.logprob), list(data), top)
+    def _shown(self, index: int) -> ShownPrompt:
+        """Of the prompt that the choice answers."""
+        return self._prompts[index // self._num_choices] if self._prompts else NOTHING
 
-    def _text(self, token: int) -> str:
-        return self._vocabulary.bytes_of(token).decode(errors="replace")
+    def _placed(self, index: int, tokens: Sequence[TokenText], *, is_first: bool) -> Sequence[TokenText]:
+        """Tokens of a choice where they are in the text that is shown, the first ones behind those of the prompt."""
+        shown = self._shown(index)
+        if shown.text:
+            tokens = [token._replace(start=token.start + len(shown.text)) for token in tokens]
+        if is_first and self._form.echo_logprobs is not None:
+            return [*shown.tokens(self._vocabulary), *tokens]
+        return tokens
+
+    def _prompt_logprobs(self, shown: ShownPrompt) -> PromptLogprobs | UnsetType:
+        wanted = self._form.prompt_logprobs
+        return UNSET if wanted is None else self._writer.of_prompt(shown.ids, shown.scores, wanted)
+
+    def _prompt_ids(self, shown: ShownPrompt) -> list[int] | UnsetType:
+        return list(shown.ids) if self._form.returns_ids else UNSET
 
 
 def usage_object(usage: Usage) -> UsageObject:
@@ -259,10 +294,6 @@ def usage_object(usage: Usage) -> UsageObject:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=CachedTokens(usage.cached_tokens),
     )
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _LOWEST_LOGPROB) if logprob == logprob else _LOWEST_LOGPROB
 
 
 _encode = msgspec.json.Encoder().encode

@@ -1,14 +1,27 @@
 """Paths to handlers. No logic."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request
+from msgspec import Struct
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from headrace_router.answer_schemas import (
+    Alive,
+    Cancelling,
+    ChatCompletion,
+    Health,
+    ModelList,
+    ModelObject,
+    RequestStatus,
+    ServerLoad,
+    TextCompletion,
+    Version,
+)
 from headrace_router.authentication import Door, identity_of
-from headrace_router.bodies import read_json_body
 from headrace_router.call import Call
 from headrace_router.call_options import HEADERS, LAST_EVENT_ID
 from headrace_router.call_response import CallResponse, ClientLimits
@@ -18,15 +31,16 @@ from headrace_router.dashboard.pages import Dashboard
 from headrace_router.http_errors import json_response
 from headrace_router.metrics import RouterMetrics
 from headrace_router.models import Models
-from headrace_router.parsing import parse_body
-from headrace_router.requests import check_length
-from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from headrace_router.openapi import EVENTS, JSON, OF_CALLS, operation
+from headrace_router.preparation import Preparer
+from headrace_router.prompt_routes import make_prompt_router
+from headrace_router.schemas import ChatBody, CompletionBody
 from headrace_router.tokenization import PromptPool
 from headrace_shared.messages import ModelCard
 from headrace_shared.telemetry import METRICS_CONTENT_TYPE
 
-SCHEMA_REF = "#/components/schemas/{model}"
-BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+STREAMED = (JSON, EVENTS)
+ANY_ANSWER = (ChatCompletion, TextCompletion, RequestStatus)
 
 
 class Parts(NamedTuple):
@@ -35,6 +49,7 @@ class Parts(NamedTuple):
     caller: Caller
     models: Models
     pool: PromptPool
+    preparer: Preparer
     metrics: RouterMetrics
     limits: ClientLimits
     not_ready: Callable[[], str | None]
@@ -48,15 +63,20 @@ class Parts(NamedTuple):
 def make_router(parts: Parts) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", openapi_extra=_takes(ChatBody, HEADERS))
+    @router.post("/v1/chat/completions", openapi_extra=_call(ChatBody, ChatCompletion))
     async def chat_completions() -> Response:
         return CallResponse(parts.caller.chat, parts.limits, parts.metrics, parts.traces)
 
-    @router.post("/v1/completions", openapi_extra=_takes(CompletionBody, HEADERS))
+    @router.post("/v1/completions", openapi_extra=_call(CompletionBody, TextCompletion))
     async def completions() -> Response:
         return CallResponse(parts.caller.completion, parts.limits, parts.metrics, parts.traces)
 
-    @router.get("/v1/requests/{request_id}", openapi_extra=_hears({LAST_EVENT_ID: HEADERS[LAST_EVENT_ID]}))
+    heard = {LAST_EVENT_ID: HEADERS[LAST_EVENT_ID]}
+
+    @router.get(
+        "/v1/requests/{request_id}",
+        openapi_extra=operation(ANY_ANSWER, media=STREAMED, headers=heard, errors=(400, 403, 404, 408, 410, 429, 503)),
+    )
     async def resume(request: Request, request_id: str, wait: bool = True) -> Response:
         """The answer to a call that may be resumed, from behind the header Last-Event-ID. `wait=false`: only what has
         become of it so far: its place in the queue and the expected wait, say."""
@@ -68,42 +88,27 @@ def make_router(parts: Parts) -> APIRouter:
 
         return CallResponse(answer, parts.limits, parts.metrics, parts.traces)
 
-    @router.post("/v1/requests/{request_id}/cancel")
+    @router.post("/v1/requests/{request_id}/cancel", openapi_extra=operation(Cancelling, errors=(404, 503)))
     async def cancel(request: Request, request_id: str) -> Response:
         await parts.caller.cancel(identity_of(request.scope), request_id)
         return json_response({"id": request_id, "object": "request", "status": "cancelling"})
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", openapi_extra=operation(ModelList))
     async def list_models(request: Request) -> Response:
         identity = identity_of(request.scope)
         data = [_model_object(model.card) for model in parts.models.all() if identity.may_ask(model.card.model)]
         data += [_startable_object(name) for name in parts.models.startable() if identity.may_ask(name)]
         return json_response({"object": "list", "data": data})
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", openapi_extra=operation(ModelObject, errors=(403, 404, 503)))
     async def show_model(request: Request, name: str) -> Response:
         identity_of(request.scope).check_model(name)
         return json_response(_model_object(parts.models.get(name).card))
 
-    @router.post("/tokenize", openapi_extra=_takes(TokenizeBody))
-    async def tokenize(request: Request) -> Response:
-        body = parse_body(TokenizeBody, await _body(request))
-        identity_of(request.scope).check_model(body.model)
-        model = parts.models.get(body.model)
-        check_length(model, len(body.prompt), None, "prompt")
-        special = body.add_special_tokens is not False
-        ids = await parts.pool.run(lambda: model.encoder.encode(body.prompt, add_special_tokens=special))
-        return json_response({"count": len(ids), "max_model_len": model.card.context, "tokens": ids})
+    healths = {"200": ("Ready.", Health), "503": ("Not ready, or draining.", Health)}
 
-    @router.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
-    async def detokenize(request: Request) -> Response:
-        body = parse_body(DetokenizeBody, await _body(request))
-        identity_of(request.scope).check_model(body.model)
-        model = parts.models.get(body.model)
-        return json_response({"prompt": await parts.pool.run(lambda: model.encoder.decode(body.tokens))})
-
-    @router.head("/health", include_in_schema=False)
-    @router.get("/health")
+    @router.head("/health", openapi_extra=operation(healths, is_open=True))
+    @router.get("/health", openapi_extra=operation(healths, is_open=True))
     async def health() -> Response:
         reason = parts.not_ready()
         num_workers = parts.models.num_ready_workers()
@@ -111,27 +116,25 @@ def make_router(parts: Parts) -> APIRouter:
             return json_response({"status": "not_ready", "reason": reason, "workers": num_workers}, 503)
         return json_response({"status": "ready", "workers": num_workers})
 
-    @router.head("/live", include_in_schema=False)
-    @router.get("/live")
+    @router.head("/live", openapi_extra=operation(Alive, is_open=True))
+    @router.get("/live", openapi_extra=operation(Alive, is_open=True))
     async def live() -> Response:
         return json_response({"status": "alive"})
 
-    @router.get("/metrics")
+    @router.get("/metrics", openapi_extra=operation(None, media=(METRICS_CONTENT_TYPE.split(";")[0],)))
     async def metrics() -> Response:
         return Response(parts.metrics.render(), headers={"content-type": METRICS_CONTENT_TYPE})
 
-    @router.get("/load")
+    @router.get("/load", openapi_extra=operation(ServerLoad))
     async def load() -> Response:
         """How many calls this router is answering."""
         return json_response({"server_load": parts.caller.num_active})
 
-    @router.get("/version")
+    @router.get("/version", openapi_extra=operation(Version))
     async def show_version() -> Response:
         return json_response({"version": _version()})
 
-    async def _body(request: Request) -> bytes:
-        return await read_json_body(request.headers, request.receive, parts.limits.body)
-
+    router.include_router(make_prompt_router(parts))
     return router
 
 
@@ -153,19 +156,8 @@ def _startable_object(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "root": name, "parent": None}
 
 
-def _takes(kind: type, headers: Mapping[str, str] | None = None) -> dict[str, object]:
-    """The handlers read bodies and headers themselves; this is for the OpenAPI document."""
-    schema = {"$ref": SCHEMA_REF.format(model=kind.__name__)}
-    body: dict[str, object] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {"requestBody": body, **_hears(headers or {})}
-
-
-def _hears(headers: Mapping[str, str]) -> dict[str, object]:
-    parameters: list[object] = [
-        {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
-        for name, text in headers.items()
-    ]
-    return {"parameters": parameters}
+def _call(kind: type[BaseModel], answer: type[Struct]) -> dict[str, object]:
+    return operation(answer, body=kind, media=STREAMED, headers=HEADERS, errors=OF_CALLS)
 
 
 def _version() -> str:

@@ -14,18 +14,21 @@ from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_str
 from headrace_router.attachments import Attachments
 from headrace_router.call import Call, Plan
 from headrace_router.call_meter import CallMeter
-from headrace_router.call_record import record_of
+from headrace_router.call_record import AnswerForm, record_of
 from headrace_router.call_store import CallStore
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.generation import Generation, Limits
 from headrace_router.http_errors import to_request_error
 from headrace_router.inflight import InFlightTable
+from headrace_router.prompt import Prompt
 from headrace_router.queue_watch import Tracker
 from headrace_router.responses import Formatter, Identity
+from headrace_router.shown_prompt import ShownPrompt
 from headrace_router.unattended import Unattended
 from headrace_shared.bus import Bus
+from headrace_shared.codec import unpack_ids
 from headrace_shared.errors import BusError, QueueFull, RequestError, ServiceFailure
-from headrace_shared.messages import Audience, CancelReason, FinishReason, RequestId
+from headrace_shared.messages import Audience, CancelReason, FinishReason, RequestId, SamplingParams
 
 log = structlog.get_logger(__name__)
 
@@ -155,9 +158,10 @@ class Runner:
             formatter=Formatter(
                 identity,
                 plan.model.encoder.vocabulary,
-                is_chat=plan.form.is_chat,
-                num_logprobs=plan.prompts[0].request.sampling.num_logprobs,
-                tools=plan.form.tools,
+                plan.form,
+                num_logprobs=_num_told(plan.prompts[0].request.sampling),
+                prompts=[_shown(plan.form, number, prompt) for number, prompt in enumerate(plan.prompts)],
+                num_choices=plan.prompts[0].request.num_choices,
             ),
             num_choices=plan.num_choices,
             on_token=meter.on_token,
@@ -228,3 +232,13 @@ class Runner:
                 self._canceller.abort(queued, reason)
             case Audience.NONE if reason is not CancelReason.CLIENT:
                 self._canceller.abort(queued, reason)
+
+
+def _num_told(sampling: SamplingParams) -> int | None:
+    """Tokens whose log-probabilities are told beside each one."""
+    return len(sampling.logprob_token_ids) or sampling.num_logprobs
+
+
+def _shown(form: AnswerForm, number: int, prompt: Prompt) -> ShownPrompt:
+    text = form.echoes[number] if form.echoes else ""
+    return ShownPrompt(text, unpack_ids(prompt.request.prompt) if form.shows_prompts else (), prompt.scores)

@@ -109,11 +109,12 @@ class RouterService:
             tracker=watch,
             settings=call_settings,
         )
+        preparer = Preparer(pool, grammars)
         caller = Caller(
             bus=bus,
             router=router,
             models=models,
-            preparer=Preparer(pool, grammars),
+            preparer=preparer,
             gate=Gate(models, watch, capacities, promises, overflow, queue_metrics, _gate_settings(settings)),
             accounts=accounts,
             canceller=canceller,
@@ -143,7 +144,9 @@ class RouterService:
         dashboard = start_dashboard(service, bus, models, metrics.journal) if settings.dashboard else None
         door = Door(keys, settings.open_metrics, accounts.headers, has_pages=dashboard is not None)
         traces = CallTraces(service.tracing, settings.trace_content) if service.tracing is not None else None
-        app = make_app(Parts(caller, models, pool, metrics, limits, service.not_ready, door, dashboard, traces))
+        app = make_app(
+            Parts(caller, models, pool, preparer, metrics, limits, service.not_ready, door, dashboard, traces)
+        )
         server = make_server(
             app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
         )

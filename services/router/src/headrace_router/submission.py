@@ -39,7 +39,8 @@ async def submit(bus: Bus, prompt: Prompt, mailbox: Mailbox, timeout_s: float, t
     a request id once, so that an attempt whose outcome is unknown can simply be repeated. Raises Overloaded after
     `timeout_s`, or what the broker says. `prompt.may_be_queued` then tells whether something may be left there."""
     request = prompt.request
-    partition = partition_of(request.prompt, num_partitions(request.lane, prompt.flow))
+    beginning = prompt.cache_key.encode(errors="surrogatepass") or request.prompt
+    partition = partition_of(beginning, num_partitions(request.lane, prompt.flow))
     subject = Queue(request.model, request.lane, prompt.flow, partition).subject
     if trace is None:
         await _submit(bus, prompt, subject, request, mailbox, timeout_s)

@@ -20,8 +20,9 @@ class Verdict(Enum):
 class Cursor:
     """How far one choice has been read."""
 
-    def __init__(self) -> None:
-        self.next_index = 0
+    def __init__(self, first: int = 0) -> None:
+        """`first`: index of the first token that comes; below 0 where the prompt's are told too."""
+        self.next_index = first
         self.attempt = 0
         self.is_finished = False
 

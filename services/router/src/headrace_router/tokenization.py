@@ -58,9 +58,7 @@ class TextEncoder:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt; special tokens in it count."""
         ids: list[int] = self._plain.encode(text, add_special_tokens=add_special_tokens).ids
-        if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
-            ids.insert(0, self._bos_id)
-        return ids
+        return self._with_bos(ids) if add_special_tokens else ids
 
     def encode_chat(
         self,
@@ -70,9 +68,11 @@ class TextEncoder:
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
         continues: bool = False,
+        add_special_tokens: bool = False,
     ) -> list[int]:
-        """Ids of a chat; `continues`: one that ends in the middle of its last message. Raises InvalidRequest where the
-        template refuses it."""
+        """Ids of a chat; `continues`: one that ends in the middle of its last message. Templates write special tokens
+        themselves, so the tokenizer adds none unless `add_special_tokens`. Raises InvalidRequest where the template
+        refuses it."""
         if self._template is None:
             raise InvalidRequest("This model has no chat template.", param="model", code="model_has_no_chat_template")
         messages = _with_known_roles(messages, self._template.mentions_developer)
@@ -80,10 +80,18 @@ class TextEncoder:
         text = self._template.render(messages, known, continues=continues)
         ids: list[int] = self._marked.encode(text, add_special_tokens=False).ids
         controls = self._controls
-        return [controls.get(token, token) for token in ids]
+        ids = [controls.get(token, token) for token in ids]
+        return self._with_bos(ids) if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(self.vocabulary.bytes_of, ids)).decode(errors="replace")
+
+    def names_of(self, ids: Sequence[int]) -> list[str]:
+        """As the vocabulary has them; empty for ids that only the logits have."""
+        return [self._plain.id_to_token(token) or "" for token in ids]
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        return ids if self._bos_id is None or ids[:1] == [self._bos_id] else [self._bos_id, *ids]
 
     def fewest_tokens(self, num_chars: int) -> int:
         """No text of this length has fewer tokens."""

@@ -59,15 +59,15 @@ def tools_of(body: ChatBody, template: str) -> Tools:
     functions = _functions(body.tools)
     if choice == "none":
         return NO_TOOLS
-    described = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    known = described(body.tools)
     is_parallel = body.parallel_tool_calls is not False
     names = tuple(functions)
     if choice in (None, "auto"):
-        return Tools(described, ToolUse(format=call_format(template), names=names, is_parallel=is_parallel), None)
+        return Tools(known, ToolUse(format=call_format(template), names=names, is_parallel=is_parallel), None)
     if choice == "required":
         form = OutputForm("json", json.dumps(_calls_schema(functions, is_parallel)), "tools")
         check_size(form)
-        return Tools(described, ToolUse(format=CallFormat.BARE, names=names, is_parallel=is_parallel), form)
+        return Tools(known, ToolUse(format=CallFormat.BARE, names=names, is_parallel=is_parallel), form)
     name = _named(choice)
     if name not in functions:
         raise InvalidRequest(
@@ -75,7 +75,15 @@ def tools_of(body: ChatBody, template: str) -> Tools:
         )
     form = OutputForm("json", json.dumps(functions[name]), "tools")
     check_size(form)
-    return Tools(described, ToolUse(format=CallFormat.ARGUMENTS, names=(name,), is_parallel=False), form)
+    return Tools(known, ToolUse(format=CallFormat.ARGUMENTS, names=(name,), is_parallel=False), form)
+
+
+def described(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
+    """As chat templates take them. Raises InvalidRequest."""
+    if tools is None:
+        return []
+    _functions(tools)
+    return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 def call_format(template: str) -> CallFormat:

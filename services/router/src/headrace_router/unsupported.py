@@ -10,13 +10,10 @@ from typing import Any
 from headrace_shared.errors import InvalidRequest
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": (),
     "guided_choice": (),
@@ -25,22 +22,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "length_penalty": (1.0,),
     "modalities": (["text"],),
-    "priority": (0,),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "return_token_ids": (False,),
+    "reasoning_effort": ("none",),  # not a chat's: there it is a field of its own
     "suffix": ("",),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Parameter -> values that change nothing. null never does."""
 
-_KNOWN_AND_HARMLESS = frozenset(
-    {"best_of", "tools", "tool_choice", "parallel_tool_calls", "store", "service_tier", "safety_identifier"}
-    | {"prompt_cache_key", "prompt_cache_retention", "prediction", "request_id", "session_id", "stream_interval"}
-)
+_KNOWN_AND_HARMLESS = frozenset({"best_of", "tools", "tool_choice", "parallel_tool_calls", "prediction"})
 
 
 def refuse_unsupported(extra: Mapping[str, Any], *, num_choices: int | None) -> None:

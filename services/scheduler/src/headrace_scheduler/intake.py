@@ -23,7 +23,7 @@ from headrace_scheduler.queue_owners import owners, to_steal
 from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
-from headrace_scheduler.token_log import read_log
+from headrace_scheduler.token_log import first_index, read_log
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery
 from headrace_shared.errors import BusError, ProtocolError
@@ -187,7 +187,7 @@ class Intake:
             return
         logs = losses = None
         if delivery.num_delivered > 1:
-            known = await read_log(self._bus, request.router, request_id)
+            known = await read_log(self._bus, request.router, request_id, first_index(request))
             if known.has_ended:
                 await self._endings.acknowledge(delivery.ack_subject)
                 return

@@ -130,6 +130,8 @@ class WorkerLedger:
         size = self.facts.block_size
         num_tokens = sequence.num_tokens
         request = sequence.request
+        if sequence.scores_prompt:
+            return PrefixMatch([], 0, None)
         # max_blocks is of all but the last token, whose logits are needed.
         shared = self.pool.match(sequence.chain(size), (num_tokens - 1) // size) if self._caching else []
         best = PrefixMatch(shared, len(shared) * size, None)

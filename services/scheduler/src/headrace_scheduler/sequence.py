@@ -130,6 +130,12 @@ class Sequence:
         """All tokens that were asked for are there, whether or not anybody told us of the finish."""
         return len(self.output) >= self.request.request.stop.max_tokens
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of the whole prompt are wanted of it, and for those all of it must be computed."""
+        wanted = self.request.request.sampling.num_prompt_logprobs
+        return wanted is not None and self.choice == 0 and not self.output
+
     def begin_attempt(self, attempt: int) -> None:
         self.last_attempt = attempt
         self.next_attempt = max(self.next_attempt, attempt + 1)

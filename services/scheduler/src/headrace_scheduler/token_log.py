@@ -6,10 +6,11 @@ from typing import NamedTuple
 import structlog
 
 from headrace_scheduler.decisions import ChoiceLog
+from headrace_scheduler.prefix_index import TOKEN_BYTES
 from headrace_shared import codec
 from headrace_shared.bus import Bus
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import FinishReason, LogMessage, RequestEnded, RequestId, RouterId, TokenFrame
+from headrace_shared.messages import FinishReason, LogMessage, Request, RequestEnded, RequestId, RouterId, TokenFrame
 from headrace_shared.subjects import TOKENS, tokens_subject
 
 MAX_LOG_MESSAGES = 200_000
@@ -23,15 +24,23 @@ class RequestLog(NamedTuple):
     has_ended: bool
 
 
-async def read_log(bus: Bus, router: RouterId, request_id: RequestId) -> RequestLog:
-    """Raises BusError."""
+async def read_log(bus: Bus, router: RouterId, request_id: RequestId, first: int = 0) -> RequestLog:
+    """`first`: see `parse_log`. Raises BusError."""
     messages = await bus.read(TOKENS.name, tokens_subject(router, request_id), MAX_LOG_MESSAGES)
-    return parse_log(message.data for message in messages)
+    return parse_log((message.data for message in messages), first)
 
 
-def parse_log(payloads: Iterable[bytes]) -> RequestLog:
-    """Puts the frames of all attempts together. Only what follows index 0 without a gap counts: the log may have lost
-    its beginning. Tokens of different attempts agree, since sampling depends on seed, choice and position alone."""
+def first_index(request: Request) -> int:
+    """Where choice 0 begins in the log: before 0 if the prompt's log-probabilities are told there."""
+    scores_prompt = request.sampling.num_prompt_logprobs is not None
+    return 1 - len(request.prompt) // TOKEN_BYTES if scores_prompt else 0
+
+
+def parse_log(payloads: Iterable[bytes], first: int = 0) -> RequestLog:
+    """Puts the frames of all attempts together. Only what follows index 0 without a gap counts, in choice 0 what
+    follows index `first`: the log may have lost its beginning. Tokens of different attempts agree, since sampling
+    depends on seed, choice and position alone."""
+    reached = first
     outputs: dict[int, list[int]] = {}
     attempts: dict[int, int] = {}
     finishes: dict[int, FinishReason] = {}
@@ -47,6 +56,10 @@ def parse_log(payloads: Iterable[bytes]) -> RequestLog:
             continue
         attempts[message.choice] = max(message.attempt, attempts.get(message.choice, 0))
         output = outputs.setdefault(message.choice, [])
+        if message.choice == 0 and message.index <= reached < 0:
+            reached = max(reached, min(0, _ends_at(message)))
+        if message.index < 0 or (message.choice == 0 and reached < 0):
+            continue
         if message.index <= len(output):
             output.extend(message.tokens[len(output) - message.index :])
             if message.finish is not None and _ends_at(message) == len(output):

@@ -1,4 +1,4 @@
-"""Which tokens a sequence with a grammar may get next."""
+"""Which tokens a sequence with a grammar, or with tokens that its client allows or forbids, may get next."""
 
 import threading
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headrace_shared.codec import unpack_ids
 from headrace_shared.grammars import USING_STACK_BYTES, GrammarError, Grammars
 from headrace_shared.messages import Admission, ModelCard
+from headrace_worker.restriction import Restriction, restriction_of
 
 WAIT_S = 0.02
 """An engine that has nothing but a grammar to wait for looks so often whether there is something else to do."""
@@ -69,6 +70,9 @@ class Constraint:
         return copied
 
 
+Limit = Constraint | Restriction
+
+
 class Constraints:
     """Compiles grammars in a thread of its own, so that a complex one holds up nobody else's tokens."""
 
@@ -80,20 +84,25 @@ class Constraints:
         self._executor: LLExecutor | None = None
         self._num_threads = num_threads
 
-    def of(self, admission: Admission) -> Constraint | None:
+    def of(self, admission: Admission) -> Limit | None:
         """Of a sequence that is admitted, behind the output that it has; None: it may get any token."""
         grammar = admission.request.sampling.grammar
         if not grammar:
-            return None
+            return restriction_of(admission, self._vocab_size)
         if self._compiler is None:
             self._compiler = _thread_with_stack(USING_STACK_BYTES)
         return Constraint(self._compiler.submit(self._compile, grammar, unpack_ids(admission.output)))
 
-    def masks(self, constraints: Sequence[Constraint]) -> NDArray[np.int32]:
+    def masks(self, constraints: Sequence[Limit]) -> NDArray[np.int32]:
         """int32 [constraints, ceil(vocab_size / 32)]: bit t % 32 of word t // 32 says whether token t may come next.
         A row of a constraint that has a problem, or gets one by this, means nothing."""
         bits: NDArray[np.int32] = allocate_token_bitmask(len(constraints), self._vocab_size)
-        able = [(matcher, row) for row, each in enumerate(constraints) if (matcher := each.matcher) is not None]
+        able = []
+        for row, each in enumerate(constraints):
+            if isinstance(each, Restriction):
+                bits[row] = each.words
+            elif (matcher := each.matcher) is not None:
+                able.append((matcher, row))
         if able:
             if self._executor is None:
                 self._executor = LLExecutor(self._num_threads)

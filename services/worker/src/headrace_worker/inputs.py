@@ -47,7 +47,8 @@ class Inputs(NamedTuple):
     slots: Tensor
     """[tokens, 2 * num_kv_heads]: rows of head_dim in a cache layer."""
     sampled_rows: Tensor
-    """[sampled rows], in slice order: where a slice's last known token is, and then its drafts."""
+    """[rows that logits are wanted of], in slice order: where a slice's targets follow, then where its last known token
+    is, and then its drafts."""
     fresh_blocks: Tensor
     """Blocks that this iteration begins to fill but does not complete."""
     groups: list[Group]
@@ -98,7 +99,7 @@ def build_inputs(
         token_ids=_tensor(token_ids, device),
         positions=_tensor(positions, device),
         slots=_tensor(slots, device),
-        sampled_rows=_tensor(sampled_rows, device),
+        sampled_rows=_tensor(_with_targets(sampled_rows, slices, last_rows, num_sampled), device),
         fresh_blocks=_tensor(fresh_blocks, device),
         groups=groups,
         ragged=Ragged(
@@ -113,6 +114,22 @@ def _tokens(piece: SequenceSlice) -> Sequence[int]:
     if piece.token_ids is None:
         raise ValueError(f"sequence {piece.sequence_id}: this engine does not look ahead, so every token must be known")
     return piece.token_ids
+
+
+def _with_targets(
+    sampled_rows: NDArray[np.int64],
+    slices: Sequence[SequenceSlice],
+    last_rows: NDArray[np.int64],
+    num_sampled: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    if not any(piece.targets for piece in slices):
+        return sampled_rows
+    parts = []
+    own = np.split(sampled_rows, num_sampled.cumsum()[:-1])
+    for piece, last_row, rows in zip(slices, last_rows.tolist(), own, strict=True):
+        first_row = last_row - piece.num_tokens + 1
+        parts += [np.arange(first_row, first_row + len(piece.targets)), rows]
+    return np.concatenate(parts)
 
 
 def _groups(

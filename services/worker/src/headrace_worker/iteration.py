@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from headrace_shared.messages import Admission, BlockId, FinishReason, ModelCard, SequenceId, TokenLogprobs
 
+MAX_TARGETS = 64
+"""Of all slices of an iteration: so many more rows of logits are in memory then."""
+
 Report = Callable[[str, int, int], None]
 """Progress of loading: (what is being done, steps done, steps in all)."""
 
@@ -30,6 +33,13 @@ class SequenceSlice(NamedTuple):
     num_drafts: int = 0
     """The last so many of `token_ids` are guesses: what follows the last known token, and then each of them, is
     sampled."""
+    targets: Sequence[int] = ()
+    """What follows each of the first positions, whose log-probabilities are wanted."""
+
+    @property
+    def num_rows(self) -> int:
+        """Positions whose logits are wanted: first those of the targets, then those that are sampled."""
+        return len(self.targets) + (1 + self.num_drafts if self.samples else 0)
 
 
 class SampledToken(NamedTuple):
@@ -49,6 +59,8 @@ class SequenceResult(Struct, frozen=True, array_like=True):
     finish: FinishReason | None = None
     error: str | None = None
     logprobs: TokenLogprobs | None = None
+    scores: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's next tokens."""
 
 
 class EngineFacts(NamedTuple):
@@ -105,6 +117,7 @@ class Engine(Protocol):
         ...
 
     def collect(self) -> list[SampledToken]:
-        """Waits for the oldest outstanding iteration: for each slice with `samples`, in slice order, one item and one
-        more for each draft. Items behind the first draft that was not sampled mean nothing."""
+        """Waits for the oldest outstanding iteration: for each slice, in slice order, an item for each target (with its
+        log-probabilities), then, if it samples, one item and one more for each draft. Items behind the first draft that
+        was not sampled mean nothing."""
         ...

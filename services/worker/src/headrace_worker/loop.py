@@ -26,8 +26,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace_shared.messages import Admission, Extension, SequenceId
-from headrace_worker.iteration import Engine, SampledToken, SequenceResult, SequenceSlice
+from headrace_shared.messages import Admission, Extension, SequenceId, TokenLogprobs
+from headrace_worker.iteration import MAX_TARGETS, Engine, SampledToken, SequenceResult, SequenceSlice
 from headrace_worker.pacing import Pacer
 from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
 
@@ -189,6 +189,7 @@ class IterationLoop:
         lowest = _rank(prompts[0]) if prompts else 0
         # Whoever goes first gets its token when the iteration ends, so those behind must not make it long.
         behind_budget = self._facts.tokens_per_iteration // BEHIND_SHARE
+        scored_budget = MAX_TARGETS
         for position, sequence in enumerate(prompts):
             if not budget or not places:
                 break
@@ -201,11 +202,14 @@ class IterationLoop:
             is_behind = _rank(sequence) > lowest
             if is_behind:
                 most = min(most, behind_budget)
+            if sequence.is_scoring:
+                most = min(most, scored_budget)
             if most and (part := sequence.next_slice(self._facts.block_size, most)) is not None:
                 parts.append((sequence, part))
                 budget -= part.num_tokens
                 long_budget -= part.num_tokens if is_long else 0
                 behind_budget -= part.num_tokens if is_behind else 0
+                scored_budget -= len(part.targets)
                 places -= 1
         return budget
 
@@ -253,15 +257,14 @@ class IterationLoop:
         position = 0
         for sequence, part in iteration.parts:
             sequence.num_in_flight -= 1
-            items: list[SampledToken] = []
-            if part.samples:
-                items = sampled[position : position + 1 + part.num_drafts]
-                position += 1 + part.num_drafts
-                if len(items) != 1 + part.num_drafts:
-                    raise RuntimeError(f"the engine sampled {len(sampled)} tokens, which is too few")
-                sequence.num_sampling -= 1
+            items = sampled[position : position + part.num_rows]
+            position += part.num_rows
+            if len(items) != part.num_rows:
+                raise RuntimeError(f"the engine gave {len(sampled)} tokens, which is too few")
+            sequence.num_sampling -= part.samples
             if not sequence.is_over:
-                results += self._advance(sequence, part, items)
+                num_targets = len(part.targets)
+                results += self._advance(sequence, part, items[:num_targets], items[num_targets:])
             if sequence.is_over:
                 self._retire(sequence)
         now = self._clock()
@@ -271,13 +274,15 @@ class IterationLoop:
         return self._result(results, iteration.num_prefill_tokens, elapsed_s)
 
     def _advance(
-        self, sequence: LoopSequence, part: SequenceSlice, sampled: list[SampledToken]
+        self, sequence: LoopSequence, part: SequenceSlice, scored: list[SampledToken], sampled: list[SampledToken]
     ) -> list[SequenceResult]:
         """One result for each token that is kept: a draft counts if it is what was sampled in its place."""
         sequence.computed(part.start + part.num_tokens - part.num_drafts)
-        if not sampled:
-            return [SequenceResult(sequence.sequence_id, sequence.num_computed)]
-        results = [self._keep(sequence, sampled[0])]
+        sequence.error = next((item.error for item in scored if item.error is not None), None)
+        scores = tuple(item.logprobs for item in scored if item.logprobs is not None)
+        if not sampled or sequence.is_over:
+            return [SequenceResult(sequence.sequence_id, sequence.num_computed, error=sequence.error, scores=scores)]
+        results = [self._keep(sequence, sampled[0], scores)]
         drafts = (part.token_ids or ())[part.num_tokens - part.num_drafts :]
         for draft, before, item in zip(drafts, sampled, sampled[1:], strict=False):
             if sequence.is_over or draft != before.token:
@@ -286,16 +291,18 @@ class IterationLoop:
             results.append(self._keep(sequence, item))
         return results
 
-    def _keep(self, sequence: LoopSequence, sampled: SampledToken) -> SequenceResult:
+    def _keep(
+        self, sequence: LoopSequence, sampled: SampledToken, scores: tuple[TokenLogprobs, ...] = ()
+    ) -> SequenceResult:
         error = sampled.error
         if error is None and not 0 <= sampled.token < self._facts.card.vocab_size:
             error = "The model gave a token outside its vocabulary."
         if error is not None:
             sequence.error = error
-            return SequenceResult(sequence.sequence_id, sequence.num_computed, error=error)
+            return SequenceResult(sequence.sequence_id, sequence.num_computed, error=error, scores=scores)
         sequence.sampled(sampled.token)
         return SequenceResult(
-            sequence.sequence_id, sequence.num_computed, sampled.token, sequence.finish, None, sampled.logprobs
+            sequence.sequence_id, sequence.num_computed, sampled.token, sequence.finish, None, sampled.logprobs, scores
         )
 
     def _retire(self, sequence: LoopSequence) -> None:

@@ -45,6 +45,8 @@ class MirrorSequence:
         "num_computed",
         "num_published",
         "num_reported",
+        "num_scores_published",
+        "scores",
         "tokens",
     )
 
@@ -55,6 +57,9 @@ class MirrorSequence:
         """Sampled since the admission."""
         self.logprobs: list[TokenLogprobs] | None = None if admission.request.sampling.num_logprobs is None else []
         """As long as `tokens`, where they were asked for."""
+        self.scores: list[TokenLogprobs] = []
+        """Of the prompt's tokens but the first, where they were asked for."""
+        self.num_scores_published = 0
         self.first_index = len(admission.output) // 4
         self.num_computed = admission.num_cached
         self.finish: FinishReason | None = None
@@ -70,7 +75,10 @@ class MirrorSequence:
         return self.finish is None and self.error is None and not self.is_released
 
     def next_frame(self) -> TokenFrame:
-        """The first unpublished tokens. The caller says `mark_published` once they are sent."""
+        """The first unpublished tokens: those of the prompt, if any, then those of the output. The caller says
+        `mark_published` once they are sent."""
+        if self.num_scores_published < len(self.scores):
+            return self._next_scores()
         start = self.num_published
         end = start + (MAX_FRAME_TOKENS if self.logprobs is None else MAX_FRAME_LOGPROBS)
         admission = self.admission
@@ -84,6 +92,22 @@ class MirrorSequence:
             logprobs=() if self.logprobs is None else tuple(self.logprobs[start:end]),
             finish=self.finish if end >= len(self.tokens) else None,
             num_cached=min(admission.num_cached, len(request.prompt) // 4),
+        )
+
+    def _next_scores(self) -> TokenFrame:
+        start = self.num_scores_published
+        scores = self.scores[start : start + MAX_FRAME_LOGPROBS]
+        admission = self.admission
+        request = admission.request
+        num_prompt = len(request.prompt) // 4
+        return TokenFrame(
+            request_id=request.request_id,
+            choice=admission.choice,
+            attempt=admission.attempt,
+            index=1 + start - num_prompt,
+            tokens=tuple(codec.unpack_ids(request.prompt[4 * (1 + start) : 4 * (1 + start + len(scores))])),
+            logprobs=tuple(scores),
+            num_cached=min(admission.num_cached, num_prompt),
         )
 
 
@@ -173,9 +197,10 @@ class Mirror:
                 sequence.finish = row.finish
             if row.error is not None:
                 sequence.error = row.error
-            if row.token is not None or row.finish is not None:
+            sequence.scores += row.scores
+            if row.token is not None or row.finish is not None or row.scores:
                 self._unpublished[row.sequence_id] = sequence
-                self._is_urgent |= row.finish is not None or len(sequence.tokens) == 1
+                self._is_urgent |= row.finish is not None or (row.token is not None and len(sequence.tokens) == 1)
             elif row.error is not None:
                 self._is_urgent = True
         for sequence_id in released:
@@ -197,9 +222,14 @@ class Mirror:
 
     def mark_published(self, sequence: MirrorSequence, frame: TokenFrame) -> bool:
         """Whether that was all of it."""
-        sequence.num_published += len(frame.tokens)
-        if sequence.num_published < len(sequence.tokens):
-            return False
+        if frame.index < 0:
+            sequence.num_scores_published += len(frame.tokens)
+            if sequence.num_scores_published < len(sequence.scores) or sequence.tokens or sequence.finish is not None:
+                return False
+        else:
+            sequence.num_published += len(frame.tokens)
+            if sequence.num_published < len(sequence.tokens):
+                return False
         self._unpublished.pop(sequence.admission.sequence_id, None)
         return True
 
@@ -207,8 +237,8 @@ class Mirror:
         """What was sent last may be lost, so every sequence's tokens are to be sent once more."""
         kept = {sequence_id: sequence for sequence_id, (sequence, _) in self._kept.items()}
         for sequence_id, sequence in (kept | self._sequences).items():
-            if sequence.tokens or sequence.finish is not None:
-                sequence.num_published = 0
+            if sequence.tokens or sequence.scores or sequence.finish is not None:
+                sequence.num_published = sequence.num_scores_published = 0
                 self._unpublished[sequence_id] = sequence
 
     def on_log_seen(self) -> None:

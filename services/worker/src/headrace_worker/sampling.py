@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace_shared.messages import Admission, SamplingParams, TokenLogprobs, TopLogprob
-from headrace_worker.constraint import Constraint, Constraints
+from headrace_worker.constraint import Constraints, Limit
 from headrace_worker.noise import noise_keys
 from headrace_worker.penalties import Penalties
 from headrace_worker.race import CHUNK, chunk_sums, race
@@ -36,7 +36,7 @@ class Drawn(NamedTuple):
 class SamplingState:
     """What sampling must know of one sequence. `record` every token drawn for it."""
 
-    def __init__(self, admission: Admission, vocab_size: int, constraint: Constraint | None = None) -> None:
+    def __init__(self, admission: Admission, vocab_size: int, constraint: Limit | None = None) -> None:
         request = admission.request
         self.params: SamplingParams = request.sampling
         self.choice = admission.choice
@@ -106,7 +106,7 @@ def sample(logits: Tensor, states: Sequence[SamplingState], constraints: Constra
         for row, token in zip(special, values, strict=True):
             tokens[row] = token
         if raw is not None:
-            found = _logprobs(raw, drawn[wanting], [chosen[index].params.num_logprobs or 0 for index in wanting])
+            found = _logprobs(raw, drawn[wanting], [chosen[index].params for index in wanting])
             logprobs = {special[index]: item for index, item in zip(wanting, found, strict=True)}
     results = []
     for row, state in enumerate(states):
@@ -222,10 +222,21 @@ def _column(values: list[float], dtype: torch.dtype, device: torch.device) -> Te
     return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
 
-def _logprobs(raw: Tensor, tokens: Tensor, counts: list[int]) -> list[TokenLogprobs]:
+def _logprobs(raw: Tensor, tokens: Tensor, params: list[SamplingParams]) -> list[TokenLogprobs]:
     own = raw.gather(-1, tokens[:, None]).squeeze(-1).tolist()
+    counts = [each.num_logprobs or 0 for each in params]
     values, ids = raw.topk(max(*counts, 1), dim=-1)
-    return [
-        TokenLogprobs(logprob, tuple(TopLogprob(token, value) for token, value in zip(i[:n], v[:n], strict=True)))
-        for logprob, i, v, n in zip(own, ids.tolist(), values.tolist(), counts, strict=True)
-    ]
+    found = []
+    for row, (logprob, i, v, n) in enumerate(zip(own, ids.tolist(), values.tolist(), counts, strict=True)):
+        wanted = params[row].logprob_token_ids
+        if wanted:
+            top = likeliest_first(wanted, raw[row, torch.tensor(wanted, device=raw.device)].tolist())
+        else:
+            top = tuple(TopLogprob(token, value) for token, value in zip(i[:n], v[:n], strict=True))
+        found.append(TokenLogprobs(logprob, top))
+    return found
+
+
+def likeliest_first(tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[TopLogprob, ...]:
+    pairs = [TopLogprob(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+    return tuple(sorted(pairs, key=lambda pair: -pair.logprob))

@@ -31,6 +31,7 @@ class LoopSequence:
         "num_in_flight",
         "num_output",
         "num_sampling",
+        "num_scored",
         "num_submitted",
         "sequence_id",
         "stop_token_ids",
@@ -59,8 +60,10 @@ class LoopSequence:
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.lookup = PromptLookup()
-        self.has_grammar = bool(request.sampling.grammar)
+        self.has_grammar = bool(request.sampling.grammar) or any(len(word) > 1 for word in request.sampling.bad_words)
         """Which token may be next depends on the one before: none is sampled while another one is."""
+        self.num_scored = len(prompt) if scores_prompt(admission) else 0
+        """Leading tokens whose log-probabilities are wanted, but for the first one's, which follows nothing."""
         self.stopped = False
         """Released by the scheduler."""
         if output:
@@ -75,6 +78,11 @@ class LoopSequence:
     def num_left(self) -> int:
         """Known tokens, or such as are being sampled, that no iteration has got yet."""
         return len(self.tokens) + self.num_sampling - self.num_submitted
+
+    @property
+    def is_scoring(self) -> bool:
+        """Its next slice has targets."""
+        return self.num_submitted + 1 < self.num_scored
 
     @property
     def num_uncached(self) -> int:
@@ -92,7 +100,10 @@ class LoopSequence:
             return None
         end = start + num_tokens
         token_ids = None if self.num_sampling else self.tokens[start:end]
-        return SequenceSlice(self.sequence_id, start, num_tokens, token_ids, self.block_ids, end == num_expected)
+        targets = self.tokens[start + 1 : min(end + 1, self.num_scored)] if self.is_scoring else ()
+        return SequenceSlice(
+            self.sequence_id, start, num_tokens, token_ids, self.block_ids, end == num_expected, targets=targets
+        )
 
     def with_drafts(self, part: SequenceSlice, block_size: int, most: int) -> SequenceSlice:
         """The slice, which samples, with at most `most` draft tokens behind it."""
@@ -141,6 +152,8 @@ def admission_problem(admission: Admission, facts: EngineFacts) -> str | None:
         return "The prompt is not readable."
     if not 0 <= admission.num_cached < num_tokens:
         return "The number of cached tokens is wrong."
+    if admission.num_cached and scores_prompt(admission):
+        return "Log-probabilities of a prompt need all of it to be computed."
     num_prompt = len(admission.request.prompt) // 4
     if num_prompt >= facts.context or num_tokens > facts.context:
         return f"The prompt of {num_prompt} tokens leaves no room for an answer in a context of {facts.context}."
@@ -150,6 +163,12 @@ def admission_problem(admission: Admission, facts: EngineFacts) -> str | None:
     if max(ids) >= facts.card.vocab_size:
         return "The prompt has token ids outside the model's vocabulary."
     return None
+
+
+def scores_prompt(admission: Admission) -> bool:
+    """An earlier attempt that came to an output has told the log-probabilities of the prompt."""
+    wanted = admission.request.sampling.num_prompt_logprobs
+    return wanted is not None and admission.choice == 0 and not admission.output
 
 
 def are_blocks(block_ids: Iterable[BlockId], facts: EngineFacts) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from headrace_worker.inputs import build_inputs
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.sampling import SamplingState, sample
+from headrace_worker.scoring import merged, score, targets_of
 
 
 class TorchEngine:
@@ -87,19 +89,33 @@ class TorchEngine:
     @torch.inference_mode()
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         logits = self.logits(slices)
-        sampling = [piece for piece in slices if piece.samples and self._samples]
+        if not self._samples:
+            self._finished.append([])
+            return
+        sampling = [piece for piece in slices if piece.samples]
         rows = [(piece.sequence_id, state) for piece in sampling for state in self._states_of(piece)]
+        scored, logits = self._scored(slices, logits)
         drawn = sample(logits, [state for _, state in rows], self._constraints) if rows else []
         sampled = [
             SampledToken(sequence_id, item.token, item.logprobs, item.error)
             for (sequence_id, _), item in zip(rows, drawn, strict=True)
         ]
-        self._finished.append(sampled)
+        self._finished.append(merged(slices, scored, sampled) if scored else sampled)
         first = 0
         for piece in sampling:
             if piece.num_drafts:
                 self._learn(piece, sampled[first : first + 1 + piece.num_drafts])
             first += 1 + piece.num_drafts
+
+    def _scored(self, slices: Sequence[SequenceSlice], logits: Tensor) -> tuple[list[SampledToken], Tensor]:
+        """The targets of all slices, and the rows that are sampled from."""
+        if not any(piece.targets for piece in slices):
+            return [], logits
+        targets = targets_of(slices, lambda sequence_id: self._states[sequence_id].params)
+        is_scored = np.concatenate([np.arange(piece.num_rows) < len(piece.targets) for piece in slices])
+        chosen = torch.from_numpy(is_scored).to(logits.device)
+        parts = score(logits[chosen], torch.from_numpy(targets.tokens).to(logits.device), targets.most)
+        return targets.items(parts), logits[~chosen]
 
     def _states_of(self, piece: SequenceSlice) -> list[SamplingState]:
         """One for each row that is sampled. Behind a draft that of a sequence that has got it, for the time being."""

@@ -24,6 +24,8 @@ class Composed(NamedTuple):
     num_sampled: int
     num_output: NDArray[np.int64]
     """[num_sampled]: tokens drawn for the sequence before this one."""
+    first_rows: NDArray[np.int64]
+    """Of the slices, in their order."""
 
     @property
     def is_decode(self) -> bool:
@@ -77,7 +79,8 @@ def compose(
         )
     num_decodes = int((lengths == 1).sum())
     longest_chunk = int(lengths.max()) if num_decodes < count else 0
-    return Composed(num_tokens, count, num_decodes, longest_chunk, num_sampled, num_output)
+    first_rows = last_rows - lengths + 1
+    return Composed(num_tokens, count, num_decodes, longest_chunk, num_sampled, num_output, first_rows)
 
 
 def pad(frame: Frame[NDArray[Any]], start: int, end: int, places: Places, block_size: int) -> None:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +25,22 @@ from headrace_worker.cuda.forward import DeviceBatch, DeviceForward
 from headrace_worker.cuda.frame import FrameLayout
 from headrace_worker.cuda.places import Places
 from headrace_worker.cuda.sampler import DeviceSampler, Preparation, Sampled, results
+from headrace_worker.cuda.scoring import Scored, plan_scoring
 from headrace_worker.cuda.sequence import DeviceSequence, unsampled
 from headrace_worker.cuda.tail import Tail
 from headrace_worker.cuda.upload import Upload
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.kv_cache import KVCache
+from headrace_worker.scoring import merged, targets_of
 
 CopyBlocks = Callable[[Tensor, Tensor, Tensor], None]
 """(pages, sources, destinations): see `KVCache.pages`; int64 block ids, in any order."""
+
+
+class _Iteration(NamedTuple):
+    drawn: Sampled | Mark
+    scored: Scored | None
+    slices: Sequence[SequenceSlice]
 
 
 class CudaEngine:
@@ -73,7 +82,7 @@ class CudaEngine:
         )
         self._copies: dict[SequenceId, tuple[tuple[BlockId, BlockId], ...]] = {}
         """To be done before the next iteration. Of sequences that are still there: others may have their blocks."""
-        self._in_flight: deque[Sampled | Mark] = deque()
+        self._in_flight: deque[_Iteration] = deque()
         self._replays: dict[int, Callable[[], None]] = {}
         self._batch_sizes: list[int] = []
         with torch.inference_mode():
@@ -129,6 +138,7 @@ class CudaEngine:
             sequence for sequence, piece in zip(sequences, slices, strict=True) if piece.samples and self._samples
         ]
         draw = self._sampler.plan(sampled, composed.num_output, upload.host, tail) if sampled else None
+        scoring = plan_scoring(slices, composed.first_rows, tail)
         extras = upload.send(tail)
         for prepare, numbers in preparations:
             prepare(*(extras[number] for number in numbers))
@@ -136,18 +146,24 @@ class CudaEngine:
             self._replays[size]()
             logits = self._logits[: len(slices)]
         else:
-            logits = self._forward(self._batch(upload, composed))
-        if draw is None:
-            self._in_flight.append(self._device.mark())
-        else:
-            self._in_flight.append(draw(logits, upload.frame, extras, self._last_tokens))
+            logits = self._forward(self._batch(upload, composed, None if scoring is None else extras[scoring.rows]))
+        scored = None
+        if scoring is not None and self._samples:
+            targets = targets_of(slices, lambda sequence_id: self._sequences[sequence_id].params)
+            scored = scoring.score(logits[composed.num_sampled :], extras, targets, self._device)
+            logits = logits[: composed.num_sampled]
+        drawn = self._device.mark() if draw is None else draw(logits, upload.frame, extras, self._last_tokens)
+        self._in_flight.append(_Iteration(drawn, scored, slices))
 
     def collect(self) -> list[SampledToken]:
         oldest = self._in_flight.popleft()
-        if isinstance(oldest, Sampled):
-            return [self._constrained(item) for item in results(oldest)]
-        oldest.wait()
-        return []
+        sampled: list[SampledToken] = []
+        if isinstance(oldest.drawn, Sampled):
+            sampled = [self._constrained(item) for item in results(oldest.drawn)]
+        else:
+            oldest.drawn.wait()
+        # The mark comes behind the scores.
+        return sampled if oldest.scored is None else merged(oldest.slices, oldest.scored.items(), sampled)
 
     def _constrained(self, item: SampledToken) -> SampledToken:
         """A sequence with a grammar learns of its token here, before its next one is planned."""
@@ -213,18 +229,22 @@ class CudaEngine:
     def _decode_into_logits(self, size: int) -> None:
         self._logits[:size].copy_(self._forward(self._batch(self._decode, _decoding(size))))
 
-    def _batch(self, upload: Upload, composed: Composed) -> DeviceBatch:
+    def _batch(self, upload: Upload, composed: Composed, scored_rows: Tensor | None = None) -> DeviceBatch:
+        """`scored_rows`: logits are wanted of these rows too, behind the others."""
         frame, num_sequences = upload.frame, composed.num_sequences
         token_ids = frame.token_ids[: composed.num_tokens]
         if composed.num_decodes:
             sources = frame.sources[: composed.num_decodes]
             singles = token_ids[: composed.num_decodes]
             singles.copy_(torch.where(sources == self._places.null_place, singles, self._last_tokens[sources]))
+        sampled_rows = None if composed.is_decode else frame.sampled_rows[: composed.num_sampled]
+        if sampled_rows is not None and scored_rows is not None:
+            sampled_rows = torch.cat([sampled_rows, scored_rows])
         return DeviceBatch(
             token_ids=token_ids,
             positions=frame.positions[: composed.num_tokens],
             kv_slots=frame.kv_slots[: composed.num_tokens],
-            sampled_rows=None if composed.is_decode else frame.sampled_rows[: composed.num_sampled],
+            sampled_rows=sampled_rows,
             query_starts=frame.query_starts[: num_sequences + 1],
             context_lengths=frame.context_lengths[:num_sequences],
             block_tables=self._tables.index_select(0, frame.places[:num_sequences]),
@@ -234,4 +254,4 @@ class CudaEngine:
 
 
 def _decoding(size: int) -> Composed:
-    return Composed(size, size, size, 0, size, np.zeros(size, dtype=np.int64))
+    return Composed(size, size, size, 0, size, np.zeros(size, dtype=np.int64), np.arange(size))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace_shared.messages import Admission, ModelCard, SequenceId
-from headrace_worker.constraint import Constraint, Constraints
+from headrace_worker.constraint import Constraints, Limit
 from headrace_worker.cuda.device import Device
 from headrace_worker.cuda.frame import Frame
 from headrace_worker.cuda.sampler import Draw, Preparation, Sampled, Wanted, to_host
@@ -35,6 +35,8 @@ class _Plan(NamedTuple):
     wanted: list[Wanted]
     masks: tuple[int, int] | None
     """Numbers of the words and the rows in the tail."""
+    chosen: tuple[int, int] | None
+    """Numbers of rows and tokens whose log-probabilities are asked for by name."""
 
 
 class KernelSampler:
@@ -83,17 +85,23 @@ class KernelSampler:
             if own != need:
                 need |= own
             if own.num_logprobs is not None:
-                wanted.append(Wanted(row, row, own.num_logprobs))
+                wanted.append(Wanted(row, row, own.num_logprobs, sequence.params.logprob_token_ids))
         if need.num_logprobs is not None:
             most = min(need.num_logprobs, MOST_LOGPROBS)
             rounded = next(number for number in NUM_LOGPROBS if number >= most)
             need = need._replace(num_logprobs=min(rounded, self._table.vocab_size))
         masks = self._masks(sequences, tail)
-        return partial(self._sample, _Plan([one.sequence_id for one in sequences], slots, need, wanted, masks))
+        chosen = [(one.row, token) for one in wanted for token in one.tokens]
+        named = None
+        if chosen:
+            rows, tokens = np.array(chosen, dtype=np.int64).T.copy()
+            named = tail.put(rows), tail.put(tokens)
+        plan = _Plan([one.sequence_id for one in sequences], slots, need, wanted, masks, named)
+        return partial(self._sample, plan)
 
     def _masks(self, sequences: Sequence[DeviceSequence], tail: Tail) -> tuple[int, int] | None:
         rows = np.full(len(sequences), -1, dtype=np.int32)
-        found: list[Constraint] = []
+        found: list[Limit] = []
         for row, sequence in enumerate(sequences):
             if sequence.constraint is not None:
                 rows[row] = len(found)
@@ -109,9 +117,15 @@ class KernelSampler:
             masks = Masks(extras[words].view(-1, -(-self._table.vocab_size // 32)), extras[rows])
         drawn = sample(logits, extras[plan.slots], self._table, plan.need, masks=masks)
         last_tokens.index_copy_(0, frame.sampled_places[: logits.shape[0]], drawn.tokens)
-        own, top_ids, top_values = (
+        chosen = None
+        if plan.chosen is not None and drawn.logprobs is not None:
+            # All of a row are as far from their logits.
+            rows, tokens = (extras[number] for number in plan.chosen)
+            difference = logits[rows, tokens].float() - logits[rows, drawn.tokens[rows]].float()
+            chosen = drawn.logprobs[rows] + difference
+        own, top_ids, top_values, chosen = (
             None if values is None else to_host(self._device, values)
-            for values in (drawn.logprobs, drawn.top_ids, drawn.top_logprobs)
+            for values in (drawn.logprobs, drawn.top_ids, drawn.top_logprobs, chosen)
         )
         return Sampled(
             plan.sequence_ids,
@@ -122,6 +136,7 @@ class KernelSampler:
             top_ids,
             top_values,
             self._device.mark(),
+            chosen,
         )
 
     def _grow(self) -> None:

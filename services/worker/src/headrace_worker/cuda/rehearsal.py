@@ -18,7 +18,7 @@ from headrace_shared.messages import (
     StopParams,
 )
 from headrace_worker.cuda.engine import CudaEngine
-from headrace_worker.iteration import SequenceSlice
+from headrace_worker.iteration import MAX_TARGETS, SequenceSlice
 
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
 _EVERYTHING = SamplingParams(
@@ -32,6 +32,7 @@ _EVERYTHING = SamplingParams(
     frequency_penalty=0.1,
     logit_bias={0: 1.0},
     num_logprobs=20,
+    num_prompt_logprobs=20,
 )
 _RANDOM = SamplingParams(seed=0, temperature=1.0)
 _FILTERED = SamplingParams(seed=0, temperature=1.0, top_p=0.9)
@@ -78,7 +79,8 @@ def _run(engine: CudaEngine, lengths: Sequence[int], sampling: SamplingParams) -
                 copies=((null_block, null_block),),
             )
         )
-        slices.append(SequenceSlice(sequence_id, 0, length, [0] * length, blocks, True))
+        targets = [0] * min(length - 1, MAX_TARGETS) if sampling is _EVERYTHING else []
+        slices.append(SequenceSlice(sequence_id, 0, length, [0] * length, blocks, True, targets=targets))
     engine.submit(slices)
     engine.collect()
     for piece in slices:

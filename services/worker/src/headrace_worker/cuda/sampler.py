@@ -2,6 +2,7 @@
 stays on the device for the next iteration, and goes to the host behind it."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from headrace_worker.cuda.frame import Frame
 from headrace_worker.cuda.sequence import DeviceSequence
 from headrace_worker.cuda.tail import Tail
 from headrace_worker.iteration import SampledToken
-from headrace_worker.sampling import NOT_FINITE
+from headrace_worker.sampling import NOT_FINITE, likeliest_first
 
 
 class Wanted(NamedTuple):
@@ -24,6 +25,8 @@ class Wanted(NamedTuple):
     place: int
     """Where they are in what `Sampled` has of them."""
     num_alternatives: int
+    tokens: tuple[int, ...] = ()
+    """Whose log-probabilities are wanted instead of the likeliest."""
 
 
 class Sampled(NamedTuple):
@@ -44,6 +47,8 @@ class Sampled(NamedTuple):
     top_values: Tensor | None
     """float32 [n, k]"""
     mark: Mark
+    chosen: Tensor | None = None
+    """float32: of the tokens that were asked for, row by row."""
 
 
 Draw = Callable[[Tensor, Frame[Tensor], Sequence[Tensor], Tensor], Sampled]
@@ -97,8 +102,13 @@ def _logprobs(sampled: Sampled) -> dict[int, TokenLogprobs]:
     own = sampled.own.tolist()
     ids = [[] for _ in own] if sampled.top_ids is None else sampled.top_ids.tolist()
     values = [[] for _ in own] if sampled.top_values is None else sampled.top_values.tolist()
+    chosen = iter(() if sampled.chosen is None else sampled.chosen.tolist())
     found = {}
-    for row, place, number in sampled.wanted:
-        top = zip(ids[place][:number], values[place][:number], strict=True)
-        found[row] = TokenLogprobs(own[place], tuple(TopLogprob(token, value) for token, value in top))
+    for row, place, number, tokens in sampled.wanted:
+        if tokens:
+            top = likeliest_first(tokens, list(islice(chosen, len(tokens))))
+        else:
+            pairs = zip(ids[place][:number], values[place][:number], strict=True)
+            top = tuple(TopLogprob(token, value) for token, value in pairs)
+        found[row] = TokenLogprobs(own[place], top)
     return found

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import Admission, SamplingParams, SequenceId
-from headrace_worker.constraint import Constraint
+from headrace_worker.constraint import Limit
 from headrace_worker.sampling import GREEDY_TEMPERATURE
 
 
@@ -23,7 +23,7 @@ class DeviceSequence:
     """Tokens that must not be drawn before `min_tokens` have been."""
     biased: NDArray[np.int64]
     bias: NDArray[np.float32]
-    constraint: Constraint | None
+    constraint: Limit | None
     slot: int | None
     """Of the sampler, for what it keeps on the device; None: nothing."""
 
@@ -43,7 +43,7 @@ def penalizes(params: SamplingParams) -> bool:
 
 
 def device_sequence(
-    admission: Admission, vocab_size: int, slot: int | None, constraint: Constraint | None = None
+    admission: Admission, vocab_size: int, slot: int | None, constraint: Limit | None = None
 ) -> DeviceSequence:
     request = admission.request
     params = request.sampling

@@ -81,6 +81,7 @@ class Follower:
                     block_ids,
                     frame.samples,
                     frame.num_drafts,
+                    frame.targets,
                 )
             )
         return slices

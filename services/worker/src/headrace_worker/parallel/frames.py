@@ -40,6 +40,7 @@ class SliceFrame(Struct, frozen=True, array_like=True):
     num_drafts: int
     new_block_ids: list[BlockId]
     """What the block table has grown by since this sequence's last slice."""
+    targets: list[int]
 
 
 class Iterate(Struct, frozen=True, tag="i", array_like=True):

@@ -84,6 +84,7 @@ class LeaderEngine:
             piece.samples,
             piece.num_drafts,
             list(piece.block_ids[num_sent:]),
+            list(piece.targets),
         )
 
     def _done(self) -> tuple[int, list[SequenceId]]:

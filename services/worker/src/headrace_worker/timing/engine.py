@@ -7,7 +7,7 @@ from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.timing.roofline import Roofline, work_of
 from headrace_worker.timing.tokens import TokenStream
 
-NO_GRAMMAR = "A simulated worker gives no text that follows a grammar."
+NO_GRAMMAR = "A simulated worker gives no text that follows a grammar or avoids tokens."
 
 
 class TimingEngine:
@@ -46,10 +46,13 @@ class TimingEngine:
 
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
         self.elapsed_s += self._roofline.iteration_s(work_of((part.start, part.num_tokens) for part in slices))
-        self._sampled = [
-            self._sequences[part.sequence_id].sample(part.start + part.num_tokens) for part in slices if part.samples
-        ]
-        self.num_sampled += len(self._sampled)
+        self._sampled = []
+        for part in slices:
+            sequence = self._sequences[part.sequence_id]
+            self._sampled += [sequence.score(target) for target in part.targets]
+            if part.samples:
+                self._sampled.append(sequence.sample(part.start + part.num_tokens))
+                self.num_sampled += 1
 
     def collect(self) -> list[SampledToken]:
         sampled, self._sampled = self._sampled, []
@@ -57,7 +60,7 @@ class TimingEngine:
 
 
 class _Sequence:
-    __slots__ = ("_error", "_logprobs", "_num_prompt", "_sequence_id", "_stream")
+    __slots__ = ("_error", "_logprobs", "_num_prompt", "_prompt_logprobs", "_sequence_id", "_stream")
 
     def __init__(self, admission: Admission, vocab_size: int, mean_tokens: int) -> None:
         request = admission.request
@@ -65,7 +68,14 @@ class _Sequence:
         self._num_prompt = len(request.prompt) // 4
         self._stream = TokenStream(request, admission.choice, vocab_size, mean_tokens)
         self._logprobs = request.sampling.num_logprobs
-        self._error = NO_GRAMMAR if request.sampling.grammar else None
+        self._prompt_logprobs = request.sampling.num_prompt_logprobs
+        sampling = request.sampling
+        self._error = NO_GRAMMAR if sampling.grammar or sampling.allowed_token_ids or sampling.bad_words else None
+
+    def score(self, token: int) -> SampledToken:
+        """A token of the prompt, which was no surprise either."""
+        top = (TopLogprob(token, 0.0),) if self._prompt_logprobs else ()
+        return SampledToken(self._sequence_id, token, TokenLogprobs(0.0, top, 1))
 
     def sample(self, position: int) -> SampledToken:
         """The token at `position` of the whole sequence. Nothing else could have been sampled: its probability is 1."""

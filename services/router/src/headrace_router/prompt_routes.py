@@ -1,0 +1,86 @@
+"""What becomes of a prompt, without an answer to it: tokens of texts and chats, texts of tokens, rendered calls."""
+
+from typing import Protocol
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from headrace_router.answer_schemas import Detokenized, Rendered, Tokenized
+from headrace_router.authentication import identity_of
+from headrace_router.bodies import read_json_body
+from headrace_router.call_response import ClientLimits
+from headrace_router.http_errors import json_response
+from headrace_router.models import Models
+from headrace_router.openapi import OF_BODIES, operation
+from headrace_router.parsing import parse_body
+from headrace_router.preparation import Endpoint, Preparer
+from headrace_router.rendering import rendered
+from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from headrace_router.tokenization import PromptPool
+from headrace_router.tokenizing import check_ids_known, tokens_of
+
+
+class PromptParts(Protocol):
+    """What the handlers need."""
+
+    @property
+    def models(self) -> Models: ...
+
+    @property
+    def pool(self) -> PromptPool: ...
+
+    @property
+    def preparer(self) -> Preparer: ...
+
+    @property
+    def limits(self) -> ClientLimits: ...
+
+
+def make_prompt_router(parts: PromptParts) -> APIRouter:
+    router = APIRouter()
+
+    async def read(request: Request) -> bytes:
+        return await read_json_body(request.headers, request.receive, parts.limits.body)
+
+    async def render(request: Request, endpoint: Endpoint) -> Response:
+        parsed = parts.preparer.parse(endpoint, await read(request))
+        identity_of(request.scope).check_model(parsed.model)
+        prepared = await parts.preparer.prepare(parsed, parts.models.get(parsed.model), 0)
+        objects = rendered(prepared)
+        return json_response(objects[0] if endpoint is Endpoint.CHAT else objects)
+
+    @router.post("/v1/chat/completions/render", openapi_extra=operation(Rendered, body=ChatBody, errors=OF_BODIES))
+    async def render_chat(request: Request) -> Response:
+        """The prompt that a call would have, and how its answer would be drawn."""
+        return await render(request, Endpoint.CHAT)
+
+    @router.post(
+        "/v1/completions/render",
+        openapi_extra=operation(Rendered, body=CompletionBody, errors=OF_BODIES, is_list=True),
+    )
+    async def render_completion(request: Request) -> Response:
+        """The prompts that a call would have, and how their answers would be drawn."""
+        return await render(request, Endpoint.COMPLETION)
+
+    @router.post("/tokenize", openapi_extra=operation(Tokenized, body=TokenizeBody, errors=OF_BODIES))
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a text or of a chat."""
+        body = parse_body(TokenizeBody, await read(request))
+        identity_of(request.scope).check_model(body.model)
+        model = parts.models.get(body.model)
+        ids = await parts.pool.run(tokens_of(body, model))
+        answer = {"count": len(ids), "max_model_len": model.card.context, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = model.encoder.names_of(ids)
+        return json_response(answer)
+
+    @router.post("/detokenize", openapi_extra=operation(Detokenized, body=DetokenizeBody, errors=OF_BODIES))
+    async def detokenize(request: Request) -> Response:
+        """The text of tokens."""
+        body = parse_body(DetokenizeBody, await read(request))
+        identity_of(request.scope).check_model(body.model)
+        model = parts.models.get(body.model)
+        check_ids_known(body, model)
+        return json_response({"prompt": await parts.pool.run(lambda: model.encoder.decode(body.tokens))})
+
+    return router
