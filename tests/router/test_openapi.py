@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 from schemathesis import Config, GenerationMode
 
+from headrace_router.call_options import LANE
 from headrace_router.openapi import BODIES
 from headrace_router.parsing import parse_body
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
@@ -185,6 +186,13 @@ def _explore(document: dict[str, Any], url: str, headers: dict[str, str]) -> Non
     for body in BODIES:
         # Of calls for models that do not exist one is as good as a thousand.
         known["components"]["schemas"][body.__name__]["properties"]["model"]["enum"] = [MODEL]
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        # Nobody takes anything from the batch lane here.
+        described = known["paths"][path]["post"]
+        described["parameters"] = [each for each in described["parameters"] if each["name"] != LANE]
+    for body in (ChatBody, CompletionBody):
+        tiers = known["components"]["schemas"][body.__name__]["properties"]["service_tier"]["enum"]
+        tiers.remove("flex")
     # What depends on the model, and how fields go together, is not in the description: that may be refused.
     accepted = {"expected-statuses": ["2xx", "400", "404", "413"]}
     config = Config.from_dict({"checks": {"positive_data_acceptance": accepted}})

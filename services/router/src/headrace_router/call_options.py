@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import Lane
@@ -25,6 +25,16 @@ HEADERS = {
     LAST_EVENT_ID: "Id of the last event that was received: the answer is continued behind it.",
 }
 """As clients are told."""
+_SWITCH = {"type": "string", "enum": ["true", "false", "1", "0"]}
+HEADER_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
+    RESUMABLE: _SWITCH,
+    IDEMPOTENCY_KEY: {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]([ -~]*[!-~])?$"},
+    TIMEOUT: {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$"},
+    OVERFLOW: _SWITCH,
+    QUEUE_EVENTS: _SWITCH,
+    LANE: {"type": "string", "enum": [lane.value for lane in Lane]},
+    LAST_EVENT_ID: {"type": "string"},
+}
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")

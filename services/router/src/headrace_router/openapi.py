@@ -27,6 +27,7 @@ from headrace_router.answer_schemas import (
     Tokenized,
     Version,
 )
+from headrace_router.call_options import HEADER_SCHEMAS
 from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 SCHEMA_REF = "#/components/schemas/{name}"
@@ -101,7 +102,7 @@ def operation(
     described: dict[str, Any] = {_ANSWERS_KEY: answers, "security": [] if is_open else [{"bearer": []}, {"apiKey": []}]}
     if headers:
         described["parameters"] = [
-            {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+            {"name": name, "in": "header", "required": False, "description": text, "schema": HEADER_SCHEMAS[name]}
             for name, text in headers.items()
         ]
     if body is not None:
