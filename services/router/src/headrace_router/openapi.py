@@ -102,7 +102,13 @@ def operation(
     described: dict[str, Any] = {_ANSWERS_KEY: answers, "security": [] if is_open else [{"bearer": []}, {"apiKey": []}]}
     if headers:
         described["parameters"] = [
-            {"name": name, "in": "header", "required": False, "description": text, "schema": HEADER_SCHEMAS[name]}
+            {
+                "name": name,
+                "in": "header",
+                "required": False,
+                "description": text,
+                "schema": HEADER_SCHEMAS.get(name, {"type": "string"}),
+            }
             for name, text in headers.items()
         ]
     if body is not None:
