@@ -10,6 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 from schemathesis import Config, GenerationMode
+from schemathesis.core.result import Ok
 
 from headrace_router.call_options import LANE
 from headrace_router.openapi import BODIES
@@ -207,13 +208,14 @@ def _explore(document: dict[str, Any], url: str, headers: dict[str, str]) -> Non
     )
     num_operations = 0
     for found in schema.get_all_operations():
+        assert isinstance(found, Ok)
         operation = found.ok()
         num_operations += 1
         for mode in GenerationMode:
 
             @bounded
             @given(operation.as_strategy(generation_mode=mode))
-            def check(case: schemathesis.Case) -> None:
+            def check(case: schemathesis.Case[Any]) -> None:
                 case.call_and_validate(base_url=url, headers=headers)
 
             check()

@@ -69,10 +69,9 @@ def targets_of(slices: Sequence[SequenceSlice], params_of: Callable[[SequenceId]
 def score(logits: Tensor, targets: Tensor, most: int) -> list[Scores]:
     """logits [rows, vocab_size] of any float type, targets [rows]; `most`: so many of the likeliest tokens. Waits for
     no device."""
-    return [
-        _score(rows, wanted, min(most, logits.shape[-1]))
-        for rows, wanted in zip(logits.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True)
-    ]
+    count = min(most, logits.shape[-1])
+    parts = [slice(start, start + ROWS_AT_ONCE) for start in range(0, logits.shape[0], ROWS_AT_ONCE)]
+    return [_score(logits[part], targets[part], count) for part in parts]
 
 
 def merged(

@@ -120,9 +120,8 @@ class KernelSampler:
         chosen = None
         if plan.chosen is not None and drawn.logprobs is not None:
             # All of a row are as far from their logits.
-            rows, tokens = (extras[number] for number in plan.chosen)
-            difference = logits[rows, tokens].float() - logits[rows, drawn.tokens[rows]].float()
-            chosen = drawn.logprobs[rows] + difference
+            at, named = (extras[number] for number in plan.chosen)
+            chosen = drawn.logprobs[at] + (logits[at, named].float() - logits[at, drawn.tokens[at]].float())
         own, top_ids, top_values, chosen = (
             None if values is None else to_host(self._device, values)
             for values in (drawn.logprobs, drawn.top_ids, drawn.top_logprobs, chosen)
