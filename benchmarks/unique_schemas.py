@@ -17,7 +17,7 @@ from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.grammar_process import grammar_of
 from headrace_router.structured_output import OutputForm
 from headrace_shared.messages import SamplingParams
-from headrace_worker.constraint import Constraints
+from headrace_worker.constraint import Constraint, Constraints
 from tests.router.test_grammar_checks import CARD
 from tests.worker.engine_driver import make_admission
 
@@ -58,7 +58,7 @@ def in_the_worker(number: int) -> list[float]:
     for i, schema in enumerate(schemas(number), start=1):
         admission = make_admission([1], SamplingParams(seed=1, grammar=grammar_of("json", schema)))
         constraint = constraints.of(admission)
-        assert constraint is not None and constraint.matcher is not None
+        assert isinstance(constraint, Constraint) and constraint.matcher is not None
         constraints.masks([constraint])
         if i % (number // NUM_SHOWN) == 0:
             told.append(memory_mib(os.getpid()))

@@ -7,6 +7,7 @@ import msgspec
 
 from headrace_router import sse
 from headrace_router.call_reader import CallReader
+from headrace_router.call_record import AnswerForm
 from headrace_router.choices import ChoiceDelta, ChoiceText, Usage
 from headrace_router.detokenization import Vocabulary
 from headrace_router.responses import Formatter, Identity, to_json, usage_object
@@ -41,7 +42,16 @@ def _stream(data: bytes) -> None:
     random = Random(data)
     is_chat, num_logprobs = random.random() < 0.5, random.choice((None, 0, 2))
     identity = Identity("id", 1, "m\n\ndata: x")
-    formatter = Formatter(identity, VOCABULARY, is_chat=is_chat, num_logprobs=num_logprobs)
+    form = AnswerForm(
+        is_chat=is_chat,
+        stream=True,
+        include_usage=True,
+        continuous_usage=True,
+        skip_special_tokens=False,
+        stop_strings=(),
+        include_stop=False,
+    )
+    formatter = Formatter(identity, VOCABULARY, form, num_logprobs=num_logprobs)
     choice = ChoiceText(VOCABULARY, skip_special=False)
     written, num_events, position = b"", 0, 0
     while position <= len(data):

@@ -22,7 +22,7 @@ from headrace_shared.grammars import (
     Grammars,
 )
 from headrace_shared.messages import ModelCard, SamplingParams
-from headrace_worker.constraint import Constraints
+from headrace_worker.constraint import Constraint, Constraints
 from tests.worker.engine_driver import make_admission
 
 
@@ -223,7 +223,7 @@ async def test_what_passes_has_more_stack_where_it_is_used(checks: GrammarChecks
         grammar = grammar_of("grammar", lark_rules(depth).text)
         sampling = SamplingParams(seed=1, grammar=grammar)
         constraint = constraints.of(make_admission([1], sampling))
-        assert constraint is not None and constraint.matcher is not None, "the process is still there"
+        assert isinstance(constraint, Constraint) and constraint.matcher is not None, "the process is still there"
 
 
 def test_compiled_grammars_that_are_kept_are_bounded_by_their_size() -> None:

@@ -44,8 +44,9 @@ def make_prompt_router(parts: PromptParts) -> APIRouter:
 
     async def render(request: Request, endpoint: Endpoint) -> Response:
         parsed = parts.preparer.parse(endpoint, await read(request))
-        identity_of(request.scope).check_model(parsed.model)
-        prepared = await parts.preparer.prepare(parsed, parts.models.get(parsed.model), 0)
+        identity = identity_of(request.scope)
+        identity.check_model(parsed.model)
+        prepared = await parts.preparer.prepare(parsed, parts.models.get(parsed.model), 0, identity.owner)
         objects = rendered(prepared)
         return json_response(objects[0] if endpoint is Endpoint.CHAT else objects)
 
