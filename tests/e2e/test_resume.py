@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.api import CHAT, TEXT, body_of
+from tests.e2e.api import CHAT, MODEL, TEXT, body_of
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched, launched
 from tests.e2e.resuming import HELD_ID, RESUMABLE, Story, tell
@@ -237,3 +237,43 @@ async def test_a_router_that_is_told_to_stop_cuts_what_does_not_end(fragile: Lau
             assert int((await anext(lines)).split(".")[1]) > int(last.split(".")[1])
         assert (await client.post(f"{path}/cancel")).status_code == 200
         await running.until(0)
+
+
+async def test_background_responses_survive_the_death_of_their_router(fragile: Launched) -> None:
+    """One is streamed and goes on at the other router, one is only asked for again."""
+    one, two = urls_of(fragile)
+    await until_healthy(one)
+    await until_healthy(two)
+    path, pid = "/v1/responses", pid_at(fragile, one)
+    body = {"model": MODEL, "input": json.dumps({"text": LONG}), "background": True, "stop": "never there"}
+    async with httpx.AsyncClient(timeout=60) as client:
+        silent = (await client.post(one + path, json=body)).json()["id"]
+        told: list[dict[str, Any]] = []
+        with contextlib.suppress(httpx.HTTPError):
+            async with client.stream("POST", one + path, json=body | {"stream": True}) as reply:
+                async for line in reply.aiter_lines():
+                    if line.startswith("data: "):
+                        told.append(json.loads(line.removeprefix("data: ")))
+                    if len(told) == 40 and pid:
+                        os.kill(pid, signal.SIGKILL)
+                        pid = 0
+        assert 40 <= len(told) < 700 and not pid
+        response_id, last = told[0]["response"]["id"], told[-1]["sequence_number"]
+        rest = await client.get(f"{two}{path}/{response_id}?stream=true&starting_after={last}")
+        assert rest.status_code == 200 and rest.text.endswith("data: [DONE]\n\n")
+        told += [
+            json.loads(line.removeprefix("data: ")) for line in rest.text.splitlines() if line.startswith("data: {")
+        ]
+        assert [event["sequence_number"] for event in told] == list(range(len(told)))
+        assert "".join(event.get("delta", "") for event in told) == LONG
+        for kept in (silent, response_id):
+            async with asyncio.timeout(30.0):
+                while True:
+                    response = (await client.get(f"{two}{path}/{kept}")).json()
+                    if response["status"] not in ("queued", "in_progress"):
+                        break
+                    await asyncio.sleep(0.1)
+            assert response["status"] == "completed"
+            assert response["output"][0]["content"][0]["text"] == LONG
+        assert told[-1]["response"]["output"] == response["output"]
+        await until_healthy(one)

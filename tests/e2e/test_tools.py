@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
 from tests.e2e.api import MODEL
 from tests.e2e.launcher import Launched, launched
@@ -107,3 +109,37 @@ async def test_calls_that_are_enforced(real: Launched, choice: Any, stream: bool
     (call,) = answer.message.tool_calls
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
     assert not answer.message.content
+
+
+class Forecast(BaseModel):
+    city: Literal["Paris", "Rome"]
+    days: int
+
+
+@pytest.mark.model
+async def test_the_same_in_the_words_of_other_apis(real: Launched) -> None:
+    question = "What is the weather in Rome?"
+    responses: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    messages: Any = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+    asked: Any = {"model": MODEL, "input": question, "temperature": 0, "max_output_tokens": 120}
+    async with AsyncOpenAI(base_url=real.url + "/v1", api_key="none") as openai:
+        enforced = await openai.responses.create(
+            tools=responses, tool_choice="required", parallel_tool_calls=False, **asked
+        )
+        (call,) = enforced.output
+        assert call.type == "function_call"
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        parsed = await openai.responses.parse(text_format=Forecast, **asked)
+        assert parsed.output_parsed is not None
+    async with AsyncAnthropic(base_url=real.url, api_key="none") as anthropic:
+        told = await anthropic.messages.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": question}],
+            tools=messages,
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            temperature=0,
+            max_tokens=120,
+        )
+    (use,) = told.content
+    assert use.type == "tool_use" and told.stop_reason == "tool_use"
+    jsonschema.validate(use.input, SCHEMAS[use.name])

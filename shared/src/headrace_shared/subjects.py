@@ -84,6 +84,10 @@ IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=1024 * MIB, ttl_s=24 * 3600.0)
 """Idempotency keys: caller and key -> which call they stand for."""
 CALLS = BucketSpec("CALLS", max_bytes=256 * MIB, ttl_s=2 * TOKEN_LOG_S)
 """Calls that may be continued at another router: how their answer is written."""
+RESPONSES = BucketSpec("RESPONSES", max_bytes=1024 * MIB, ttl_s=86_400.0)
+"""Responses that their clients may ask for again, or go on from: a day after they were last written."""
+UNFINISHED = BucketSpec("UNFINISHED", max_bytes=16 * MIB, ttl_s=86_400.0)
+"""Background responses without an end yet: which router reads each."""
 KEYS = BucketSpec("KEYS", max_bytes=64 * MIB)
 """API keys by id, without their secrets."""
 ACCOUNTS = BucketSpec("ACCOUNTS", max_bytes=64 * MIB, ttl_s=2 * 86_400.0)

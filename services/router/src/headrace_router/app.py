@@ -39,8 +39,8 @@ def make_app(parts: Parts) -> FastAPI:
     return app
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
-    return error_response(error)
+async def _on_error(request: Request, error: Exception) -> Response:
+    return error_response(error, path=request.scope["path"])
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -51,10 +51,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         problem = InvalidRequest(f"{request.method} is not allowed here.", code="method_not_allowed")
     else:
         problem = InvalidRequest(str(error.detail)[:200])
-    return error_response(problem, headers=dict(error.headers or {}))
+    return error_response(problem, headers=dict(error.headers or {}), path=request.scope["path"])
 
 
 async def _on_validation_error(_: Request, error: Exception) -> Response:
+    """Of parameters in the path or the query; bodies are read elsewhere."""
     assert isinstance(error, RequestValidationError), error
     param = str(error.errors()[0]["loc"][-1])[:64]
     return error_response(InvalidRequest(f"'{param}' is not valid.", param=param))

@@ -50,7 +50,8 @@ class Authentication:
             identity = self._door.keys.identify(headers.get("authorization", ""), headers.get("x-api-key", ""))
         except Unauthorized as error:
             self._refused(error.code)
-            await error_response(error, headers={"www-authenticate": "Bearer"})(scope, receive, send)
+            refusal = error_response(error, headers={"www-authenticate": "Bearer"}, path=scope["path"])
+            await refusal(scope, receive, send)
             return
         scope[IDENTITY] = identity
         if identity.key is None:

@@ -2,13 +2,13 @@
 
 import secrets
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from starlette.types import Send
 
 from headrace_router.accounts import Charge
 from headrace_router.call_meter import CallMeter
-from headrace_router.call_record import AnswerForm
+from headrace_router.call_record import AnswerForm, CallRecord
 from headrace_router.call_trace import CallTrace
 from headrace_router.identity import Identity
 from headrace_router.models import ServedModel
@@ -16,6 +16,18 @@ from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
 from headrace_shared.messages import RequestId
 from headrace_shared.telemetry import TraceContext
+
+
+class Keeper(Protocol):
+    """Keeps what a call answers for longer than its client waits."""
+
+    async def queued(self, record: CallRecord) -> None:
+        """A held call's requests are in the queue. Raises RequestError or BusError: then nobody gets its answer."""
+        ...
+
+    async def answered(self, answer: bytes) -> None:
+        """The whole answer, in the words of its API, before its end is told. Raises nothing."""
+        ...
 
 
 class Call(NamedTuple):
@@ -33,6 +45,7 @@ class Call(NamedTuple):
     context: TraceContext
     """What its logs are told by, and what its requests carry where nothing is traced."""
     trace: CallTrace | None = None
+    keeper: Keeper | None = None
 
 
 class Plan(NamedTuple):
@@ -53,6 +66,8 @@ class Plan(NamedTuple):
     """What the client knows already."""
     tells_queue: bool = False
     """The client takes events about its place in the queue."""
+    starting_after: int = -1
+    """Number of the last event that the client knows, of an API that numbers its events."""
 
     @property
     def request_id(self) -> RequestId:

@@ -51,6 +51,11 @@ class CallMeter:
         self.outcome = "cancelled"
         """finished, or a code."""
         self._ending = "cancelled"
+        self._is_handed_over = False
+
+    def hand_over(self) -> None:
+        """Another meter goes on: this one counts nothing more."""
+        self._is_handed_over = True
 
     def begun(self, asked: Asked, owner: str) -> None:
         """It is being carried out. Of what is continued, prompt and times were counted elsewhere."""
@@ -105,6 +110,8 @@ class CallMeter:
 
     def close(self, error: RequestError | None) -> None:
         """The call is over; `error` is what its client was told instead of an answer, if it was."""
+        if self._is_handed_over:
+            return
         ending = self._ending
         if isinstance(error, InvalidRequest | ModelNotFound | Overloaded):
             ending = "rejected"

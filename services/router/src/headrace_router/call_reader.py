@@ -29,6 +29,8 @@ class Found(NamedTuple):
     text: str = ""
     calls: tuple[CallPiece, ...] = ()
     """At most one for each call."""
+    pieces: tuple[str | CallPiece, ...] = ()
+    """Both, in the order in which the model wrote them."""
 
 
 class Sink:
@@ -39,10 +41,14 @@ class Sink:
         self._is_parallel = use.is_parallel
         self._text: list[str] = []
         self._calls: dict[int, CallPiece] = {}
+        self._order: list[str | int] = []
+        """Texts, and numbers of calls."""
         self.num_calls = 0
 
     def show(self, text: str) -> None:
-        self._text.append(text)
+        if text:
+            self._text.append(text)
+            self._order.append(text)
 
     def begin(self, name: str) -> None:
         self.num_calls += 1
@@ -55,13 +61,17 @@ class Sink:
             self._add(known._replace(arguments=known.arguments + arguments))
 
     def take(self) -> Found:
-        found = Found("".join(self._text), tuple(self._calls.values()))
+        pieces = tuple(entry if isinstance(entry, str) else self._calls[entry] for entry in self._order)
+        found = Found("".join(self._text), tuple(self._calls.values()), pieces)
         self._text.clear()
         self._calls.clear()
+        self._order.clear()
         return found
 
     def _add(self, piece: CallPiece) -> None:
         if piece.number == 0 or self._is_parallel:
+            if piece.number not in self._calls:
+                self._order.append(piece.number)
             self._calls[piece.number] = piece
 
 

@@ -4,6 +4,8 @@ Kept in the bucket CALLS for calls that may be continued; the tokens themselves 
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +16,15 @@ from headrace_router.prompt import Prompt
 from headrace_router.tools import ToolUse
 from headrace_router.validation import ValidParams
 from headrace_shared.messages import Request, RequestId, StopParams
+
+
+class Dialect(StrEnum):
+    """The API in whose words an answer is written."""
+
+    OPENAI = "openai"
+    """Chat completions and completions."""
+    RESPONSES = "responses"
+    MESSAGES = "messages"
 
 
 class AnswerForm(Struct, frozen=True, kw_only=True):
@@ -37,6 +48,11 @@ class AnswerForm(Struct, frozen=True, kw_only=True):
     stream_interval: int = 1
     service_tier: str = ""
     """Told to the client if it is not empty."""
+    dialect: Dialect = Dialect.OPENAI
+    about: bytes = b""
+    """What only the dialect's writer understands, as JSON."""
+    by_token: bool = False
+    """No event is made of more than one token: events are numbered alike wherever they are written."""
 
     @property
     def shows_prompts(self) -> bool:
@@ -62,7 +78,15 @@ class CallRecord(Struct, frozen=True, tag=True, kw_only=True):
         return self.requests[0].request_id
 
 
-def form_of(params: ValidParams, *, is_chat: bool) -> AnswerForm:
+class Wording(NamedTuple):
+    """How an endpoint's answers are written, as far as their parameters do not say."""
+
+    dialect: Dialect = Dialect.OPENAI
+    about: bytes = b""
+    by_token: bool = False
+
+
+def form_of(params: ValidParams, wording: Wording, *, is_chat: bool) -> AnswerForm:
     return AnswerForm(
         is_chat=is_chat,
         stream=params.stream,
@@ -77,6 +101,7 @@ def form_of(params: ValidParams, *, is_chat: bool) -> AnswerForm:
         returns_ids=params.returns_ids,
         is_empty=params.max_tokens == 0,
         stream_interval=params.stream_interval,
+        **wording._asdict(),
     )
 
 

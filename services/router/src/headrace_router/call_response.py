@@ -19,6 +19,7 @@ from headrace_router.call_meter import CallMeter
 from headrace_router.call_trace import CallTraces
 from headrace_router.http_errors import error_response, to_request_error
 from headrace_router.http_observer import SPAN
+from headrace_router.messages_api.error_shape import is_messages_path
 from headrace_router.metrics import RouterMetrics
 from headrace_shared.errors import BusError, RequestError
 from headrace_shared.telemetry import continue_trace
@@ -121,7 +122,13 @@ class CallResponse(Response):
             self._metrics.refused(known.code)
             if not isinstance(error, RequestError | BusError):
                 log.exception("call failed", request_id=request_id)
-            response = error_response(known, headers={"x-request-id": call.shown_id} | _closing(known.code))
+            path = scope["path"]
+            response = error_response(
+                known,
+                call.shown_id if is_messages_path(path) else "",
+                headers={"x-request-id": call.shown_id} | _closing(known.code),
+                path=path,
+            )
             await response(scope, receive, send)
             return known
         return None

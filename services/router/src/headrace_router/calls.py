@@ -18,8 +18,8 @@ import msgspec
 from headrace_router.accounts import Accounts
 from headrace_router.call import Call, Plan
 from headrace_router.call_meter import CHAT, COMPLETION
-from headrace_router.call_options import IDEMPOTENCY_KEY, CallOptions, read_options
-from headrace_router.call_record import CallRecord, prompts_of, record_of
+from headrace_router.call_options import IDEMPOTENCY_KEY, RESUMABLE, CallOptions, read_options
+from headrace_router.call_record import CallRecord, Dialect, prompts_of, record_of
 from headrace_router.call_status import CallStatus
 from headrace_router.call_store import CallStore, IdempotencyKey, KeyEntry
 from headrace_router.cancellation import Canceller, QueuedRequest
@@ -85,10 +85,31 @@ class Caller:
         return self._runner.num_active
 
     async def chat(self, call: Call, data: bytes) -> None:
-        await self._begin(call, data, Endpoint.CHAT)
+        self.admit(call, is_chat=True)
+        await self.begin(call, self._preparer.parse(Endpoint.CHAT, data))
 
     async def completion(self, call: Call, data: bytes) -> None:
-        await self._begin(call, data, Endpoint.COMPLETION)
+        self.admit(call, is_chat=False)
+        await self.begin(call, self._preparer.parse(Endpoint.COMPLETION, data))
+
+    def admit(self, call: Call, *, is_chat: bool) -> None:
+        """Before any work is done for a call that begins. Raises Overloaded."""
+        self._observe(call, is_chat=is_chat)
+        self._runner.admit()
+
+    async def begin(self, call: Call, parsed: Parsed) -> None:
+        """Of a call that was admitted. InvalidRequest is raised before anything of it is queued."""
+        options = read_options(call.headers)
+        if options.is_resumable and parsed.wording.dialect is not Dialect.OPENAI:
+            raise InvalidRequest(f"The header {RESUMABLE} is not supported here.", param=RESUMABLE)
+        call.identity.check_model(parsed.model)
+        if parsed.body.service_tier == "flex":
+            options = options._replace(lane=Lane.BATCH)
+        charge = await self._accounts.begin(call.identity, _expected_tokens(parsed))
+        try:
+            await self._begin_paid(call._replace(charge=charge), parsed, options)
+        finally:
+            charge.close()
 
     async def resume(self, call: Call, request_id: str) -> None:
         """The rest of the answer to a held call, in the form that was asked for then."""
@@ -96,7 +117,14 @@ class Caller:
         self._runner.admit()
         record = await self._record_of(call.identity.owner, request_id)
         self._observe(call, is_chat=record.form.is_chat, origin=record.requests[0])
-        await self._runner.run(call, self._continue(record, options, sends_ids=True))
+        await self._runner.run(call, self._continue(record, options, sends_ids=record.form.dialect is Dialect.OPENAI))
+
+    async def follow(self, call: Call, record: CallRecord, starting_after: int = -1) -> None:
+        """The answer to a call that was begun before, as `record` says that it is written."""
+        self._observe(call, is_chat=True, origin=record.requests[0])
+        self._runner.admit()
+        plan = self._continue(record, CallOptions(), sends_ids=False)
+        await self._runner.run(call, plan._replace(starting_after=starting_after))
 
     async def status(self, identity: Identity, request_id: str) -> dict[str, Any]:
         """Of a call that this router answers, or of a held one. Raises InvalidRequest or BusError."""
@@ -111,23 +139,9 @@ class Caller:
         for request in record.requests:
             self._canceller.abort(QueuedRequest(request, None, has_started=True), CancelReason.CLIENT)
 
-    async def _begin(self, call: Call, data: bytes, endpoint: Endpoint) -> None:
-        options = read_options(call.headers)
-        self._observe(call, is_chat=endpoint is Endpoint.CHAT)
-        self._runner.admit()
-        parsed = self._preparer.parse(endpoint, data)
-        call.identity.check_model(parsed.model)
-        if parsed.body.service_tier == "flex":
-            options = options._replace(lane=Lane.BATCH)
-        charge = await self._accounts.begin(call.identity, _expected_tokens(parsed))
-        try:
-            await self._begin_paid(call._replace(charge=charge), parsed, options, data)
-        finally:
-            charge.close()
-
-    async def _begin_paid(self, call: Call, parsed: Parsed, options: CallOptions, data: bytes) -> None:
+    async def _begin_paid(self, call: Call, parsed: Parsed, options: CallOptions) -> None:
         if options.idempotency_key is not None:
-            digest = hashlib.sha256(f"{parsed.endpoint.value}\0".encode() + data).digest()
+            digest = hashlib.sha256(f"{parsed.endpoint.value}\0".encode() + parsed.data).digest()
             await self._begin_once(call, parsed, options, options.idempotency_key, digest)
             return
         prepared = await self._prepare(call, parsed, options, secrets.randbits(63))
@@ -260,7 +274,7 @@ class Caller:
             follows=True,
             tells_queue=options.queue_events,
         )
-        if not record.form.stream or options.last_event_id is None:
+        if not record.form.stream or options.last_event_id is None or record.form.dialect is not Dialect.OPENAI:
             return plan
         return plan._replace(told=parse_position(options.last_event_id, plan.request_id, plan.num_choices))
 

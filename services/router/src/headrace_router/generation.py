@@ -25,7 +25,7 @@ from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
 from headrace_router.queue_watch import Tracker
 from headrace_router.submission import read_log, submit
-from headrace_router.token_log import Verdict, split_frame
+from headrace_router.token_log import Verdict, single_tokens, split_frame
 from headrace_router.watchdog import Watchdog
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, Overloaded, RequestError, ServiceFailure
@@ -64,12 +64,14 @@ class Generation:
         follows: bool = False,
         told: Position | None = None,
         counts: bool = False,
+        by_token: bool = False,
         tracker: Tracker | None = None,
         trace: CallTrace | None = None,
     ) -> None:
         """`leave` is told of each request that is left incomplete; without it that is cancelled. `follows`: the
         requests are in the queue already, or beyond it. `told`: where deltas are to begin anew; those before are given
-        too. `counts`: each delta carries the usage. `tracker` hears of what is queued here, and may
+        too. `counts`: each delta carries the usage. `by_token`: each delta is of one token.
+        `tracker` hears of what is queued here, and may
         give up what still waits."""
         self._prompts = prompts
         self._by_id = {prompt.request.request_id: prompt for prompt in prompts}
@@ -91,6 +93,7 @@ class Generation:
         self._follows = follows
         self._told = told
         self._counts = counts
+        self._by_token = by_token
         self._tracker = tracker
         self._has_heard = False
         self._trace = trace
@@ -133,6 +136,10 @@ class Generation:
         ]
         return min(places, key=lambda place: place.position, default=None)
 
+    def forsake(self) -> None:
+        """Nobody will come for the answer: what is left incomplete is cancelled."""
+        self._leave = self._canceller.abort
+
     def _shed(self, failure: RequestError) -> None:
         """Ends the call unless it has begun."""
         if not self.has_begun:
@@ -156,7 +163,7 @@ class Generation:
             raise
         except BaseException:
             # The client is told that it failed: there is nothing to come back to. What others queued is their business.
-            self._leave = self._canceller.abort
+            self.forsake()
             for prompt in self._prompts:
                 prompt.may_be_queued = prompt.may_be_queued and not self._follows
             await self._close()
@@ -226,11 +233,15 @@ class Generation:
         if frame.index < 0:
             prompt.scores += frame.logprobs
             return
-        if self._told is None:
+        if self._by_token:
+            parts = single_tokens(frame)
+        elif self._told is not None:
+            boundary = self._told.num_tokens[self._first_index[frame.request_id] + frame.choice]
+            parts = split_frame(frame, boundary)
+        else:
             deltas.append(self._push_part(prompt, frame))
             return
-        boundary = self._told.num_tokens[self._first_index[frame.request_id] + frame.choice]
-        for part in split_frame(frame, boundary):
+        for part in parts:
             if prompt.choices[frame.choice].finish is None:  # else: a stop string ended it in the first part
                 deltas.append(self._push_part(prompt, part))
 

@@ -1,4 +1,4 @@
-"""Errors to HTTP: the only place that knows status codes and OpenAI's error shape."""
+"""Errors to HTTP: the only place that knows status codes and OpenAI's error shape. Anthropic's paths have their own."""
 
 import math
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from headrace_router.admission import refusal
+from headrace_router.messages_api.error_shape import error_shape, error_status, is_messages_path
 from headrace_shared.errors import (
     BusError,
     Forbidden,
@@ -30,6 +31,8 @@ _STATUS_OF_CODE = {
     "timeout": 408,
     "queue_full": 429,
     "request_not_found": 404,
+    "response_not_found": 404,
+    "previous_response_not_found": 404,
     "idempotency_key_busy": 409,
     "answer_expired": 410,
     "idempotency_key_reused": 422,
@@ -52,8 +55,8 @@ class HttpError(NamedTuple):
     headers: dict[str, str]
 
 
-def to_http(error: BaseException, request_id: str = "") -> HttpError:
-    """Everything that is not ours becomes a 500 without details."""
+def to_http(error: BaseException, request_id: str = "", path: str = "") -> HttpError:
+    """Everything that is not ours becomes a 500 without details. `path`: that was asked for."""
     known = to_request_error(error)
     status = _status(known)
     headers = {}
@@ -63,6 +66,10 @@ def to_http(error: BaseException, request_id: str = "") -> HttpError:
     if known.code in ("timeout", "request_quarantined", "request_exceeds_limit", "insufficient_quota"):
         # SDKs retry a 408 and a 500, and the next try would take as long, or do as much harm.
         headers["x-should-retry"] = "false"
+    if is_messages_path(path):
+        if request_id:
+            headers["request-id"] = request_id
+        return HttpError(error_status(known, status), error_shape(known, request_id, status), headers)
     return HttpError(status, {"error": error_object(known, request_id)}, headers)
 
 
@@ -89,8 +96,10 @@ def to_request_error(error: BaseException) -> RequestError:
     return ServiceFailure("The server had an internal error.")
 
 
-def error_response(error: BaseException, request_id: str = "", headers: dict[str, str] | None = None) -> Response:
-    status, body, own_headers = to_http(error, request_id)
+def error_response(
+    error: BaseException, request_id: str = "", headers: dict[str, str] | None = None, path: str = ""
+) -> Response:
+    status, body, own_headers = to_http(error, request_id, path)
     return json_response(body, status, {**own_headers, **(headers or {})})
 
 

@@ -28,10 +28,17 @@ from headrace_router.answer_schemas import (
     Version,
 )
 from headrace_router.call_options import HEADER_SCHEMAS
+from headrace_router.messages_api.answer_schemas import MessageError, MessageObject, TokenCount
+from headrace_router.messages_api.schemas import CountTokensBody, MessagesBody
+from headrace_router.responses_api.answer_schemas import DeletedResponse, InputItems, InputTokens, ResponseObject
+from headrace_router.responses_api.schemas import InputTokensBody, ResponsesBody
 from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 SCHEMA_REF = "#/components/schemas/{name}"
-BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+BODIES: tuple[type[BaseModel], ...] = (
+    *(ChatBody, CompletionBody, TokenizeBody, DetokenizeBody),
+    *(ResponsesBody, InputTokensBody, MessagesBody, CountTokensBody),
+)
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     *(
         ChatCompletion,
@@ -45,6 +52,8 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
         Cancelling,
     ),
     *(Health, Alive, ServerLoad, Version, ErrorBody),
+    *(ResponseObject, DeletedResponse, InputItems, InputTokens),
+    *(MessageObject, TokenCount, MessageError),
 )
 
 JSON = "application/json"
@@ -66,6 +75,7 @@ ERRORS = {
     429: "Too much was asked for: come back after `retry-after` seconds.",
     431: "The headers are too large.",
     500: "The server is at fault.",
+    504: "It took too long.",
     503: "Not now: come back after `retry-after` seconds.",
     529: "Overloaded: come back after `retry-after` seconds.",
 }
@@ -85,10 +95,11 @@ def operation(
     errors: Iterable[int] = (),
     is_open: bool = False,
     is_list: bool = False,
+    error: type[msgspec.Struct] = ErrorBody,
 ) -> dict[str, Any]:
     """For `openapi_extra` of a route. `answer`: of status 200 (one of several), or of each status with a text; None: no
     JSON. `headers` that it listens to, with what they are for. `is_open`: no key is needed. `is_list`: the answer is a
-    list of these."""
+    list of these. `error`: the shape of errors."""
     content: dict[str, Any] = {kind: {"schema": _schema(answer, kind, is_list=is_list)} for kind in media}
     answers: dict[str, Any] = {"200": {"description": "As asked for.", "content": content}}
     if isinstance(answer, Mapping):
@@ -98,7 +109,7 @@ def operation(
         }
     wanted = {*errors, *(OF_ALL if not is_open else (405, 431, 500))}
     for status in sorted(wanted):
-        answers.setdefault(str(status), _error(status))
+        answers.setdefault(str(status), _error(status, error))
     described: dict[str, Any] = {_ANSWERS_KEY: answers, "security": [] if is_open else [{"bearer": []}, {"apiKey": []}]}
     if headers:
         described["parameters"] = [
@@ -137,10 +148,10 @@ def describe(document: dict[str, Any]) -> None:
             described["responses"] = described.pop(_ANSWERS_KEY, described["responses"])
 
 
-def _error(status: int) -> dict[str, Any]:
+def _error(status: int, shape: type[msgspec.Struct]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "description": ERRORS[status],
-        "content": {JSON: {"schema": _ref(ErrorBody)}},
+        "content": {JSON: {"schema": _ref(shape)}},
     }
     if status in (429, 503, 529):
         described["headers"] = {

@@ -1,7 +1,7 @@
 """Bytes of a request body to a schema, or an InvalidRequest that names the field."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,14 @@ def parse_body(kind: type[T], body: bytes) -> T:
     """Raises InvalidRequest for anything that is no JSON object of this kind."""
     try:
         return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def parse_fields(kind: type[T], fields: Mapping[str, Any]) -> T:
+    """The same for fields that are decoded."""
+    try:
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise _explain(error) from None
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from headrace_router.call_record import AnswerForm, form_of
+from headrace_router.call_record import AnswerForm, Wording, form_of
 from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
@@ -27,6 +27,8 @@ MAX_UNKNOWN_FIELDS = 1000
 class Endpoint(Enum):
     CHAT = "chat"
     COMPLETION = "completion"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
 
 
 class Parsed(NamedTuple):
@@ -36,6 +38,7 @@ class Parsed(NamedTuple):
     body: ChatBody | CompletionBody
     data: bytes
     """As it came."""
+    wording: Wording = Wording()
 
     @property
     def model(self) -> str:
@@ -82,7 +85,7 @@ class Preparer:
                 return encode_prompts(model, prompts, params)
 
         self._note_unknown(body)
-        form = form_of(params, is_chat=parsed.endpoint is Endpoint.CHAT)
+        form = form_of(params, parsed.wording, is_chat=isinstance(body, ChatBody))
         if params.bad_words:
             words = await self._pool.run(lambda: encode_bad_words(model, params))
             params = params._replace(sampling=msgspec.structs.replace(params.sampling, bad_words=words))
@@ -93,6 +96,11 @@ class Preparer:
             grammar = await self._grammars.check(model.card, params.form, owner)
             params = params._replace(sampling=msgspec.structs.replace(params.sampling, grammar=grammar))
         return Prepared(model, params, form, encoded)
+
+    async def num_prompt_tokens(self, body: ChatBody, data: bytes, model: ServedModel) -> int:
+        """Of a chat without an answer. Raises RequestError."""
+        prepared = await self.prepare(Parsed(Endpoint.CHAT, body, data), model, 0)
+        return sum(len(prompt.ids) // 4 for prompt in prepared.encoded)
 
     def _note_unknown(self, body: GenerationBody) -> None:
         for name in unknown_fields(body.model_extra or {}):

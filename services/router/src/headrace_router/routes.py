@@ -22,18 +22,22 @@ from headrace_router.answer_schemas import (
     Version,
 )
 from headrace_router.authentication import Door, identity_of
+from headrace_router.bodies import read_json_body
 from headrace_router.call import Call
 from headrace_router.call_options import HEADERS, LAST_EVENT_ID
-from headrace_router.call_response import CallResponse, ClientLimits
+from headrace_router.call_response import Answer, CallResponse, ClientLimits
 from headrace_router.call_trace import CallTraces
 from headrace_router.calls import Caller
 from headrace_router.dashboard.pages import Dashboard
 from headrace_router.http_errors import json_response
+from headrace_router.messages_api.routes import add_messages_routes
+from headrace_router.messages_api.service import MessagesService
 from headrace_router.metrics import RouterMetrics
 from headrace_router.models import Models
 from headrace_router.openapi import EVENTS, JSON, OF_CALLS, operation
 from headrace_router.preparation import Preparer
 from headrace_router.prompt_routes import make_prompt_router
+from headrace_router.responses_api.routes import ResponsesParts, add_responses_routes
 from headrace_router.schemas import ChatBody, CompletionBody
 from headrace_router.tokenization import PromptPool
 from headrace_shared.messages import ModelCard
@@ -54,6 +58,8 @@ class Parts(NamedTuple):
     limits: ClientLimits
     not_ready: Callable[[], str | None]
     door: Door
+    responses: ResponsesParts
+    messages: MessagesService
     dashboard: Dashboard | None = None
     """None: switched off."""
     traces: CallTraces | None = None
@@ -135,6 +141,15 @@ def make_router(parts: Parts) -> APIRouter:
         return json_response({"version": _version()})
 
     router.include_router(make_prompt_router(parts))
+
+    def respond(answer: Answer) -> Response:
+        return CallResponse(answer, parts.limits, parts.metrics, parts.traces)
+
+    async def read(request: Request) -> bytes:
+        return await read_json_body(request.headers, request.receive, parts.limits.body)
+
+    add_responses_routes(router, lambda: parts.responses, respond, read)
+    add_messages_routes(router, lambda: parts.messages, respond, read)
     return router
 
 

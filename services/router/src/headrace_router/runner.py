@@ -14,21 +14,18 @@ from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_str
 from headrace_router.attachments import Attachments
 from headrace_router.call import Call, Plan
 from headrace_router.call_meter import CallMeter
-from headrace_router.call_record import AnswerForm, record_of
+from headrace_router.call_record import record_of
 from headrace_router.call_store import CallStore
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.generation import Generation, Limits
 from headrace_router.http_errors import to_request_error
 from headrace_router.inflight import InFlightTable
-from headrace_router.prompt import Prompt
 from headrace_router.queue_watch import Tracker
-from headrace_router.responses import Formatter, Identity
-from headrace_router.shown_prompt import ShownPrompt
 from headrace_router.unattended import Unattended
+from headrace_router.writers import make_writer
 from headrace_shared.bus import Bus
-from headrace_shared.codec import unpack_ids
 from headrace_shared.errors import BusError, QueueFull, RequestError, ServiceFailure
-from headrace_shared.messages import Audience, CancelReason, FinishReason, RequestId, SamplingParams
+from headrace_shared.messages import Audience, CancelReason, FinishReason, RequestId
 
 log = structlog.get_logger(__name__)
 
@@ -145,44 +142,42 @@ class Runner:
     async def _answer(self, call: Call, plan: Plan, generation: Generation, meter: CallMeter) -> None:
         if not plan.follows:
             self.queue_health.succeeded()
-        card = plan.model.card
-        identity = Identity(
-            f"{'chatcmpl' if plan.form.is_chat else 'cmpl'}-{plan.request_id}", plan.created, card.model
-        )
+        held_id = await self._held_id(call, plan, generation)
         reply = Reply(
             request_id=plan.request_id,
             shown_id=call.shown_id,
             send=call.send,
             arrived_at=call.arrived_at,
-            form=plan.form,
-            formatter=Formatter(
-                identity,
-                plan.model.encoder.vocabulary,
-                plan.form,
-                num_logprobs=_num_told(plan.prompts[0].request.sampling),
-                prompts=[_shown(plan.form, number, prompt) for number, prompt in enumerate(plan.prompts)],
-                num_choices=plan.prompts[0].request.num_choices,
-            ),
+            writer=make_writer(call, plan),
             num_choices=plan.num_choices,
             on_token=meter.on_token,
             ping_interval_s=self._settings.ping_interval_s,
-            sends_ids=plan.sends_ids,
-            held_id=await self._held_id(call, plan),
-            told=plan.told,
+            is_resumable=plan.sends_ids or plan.form.by_token,
+            held_id=held_id,
             queue_report_interval_s=self._report_interval_s(),
             tells_queue=plan.tells_queue,
+            keep=call.keeper.answered if call.keeper is not None else None,
         )
         await (answer_stream if plan.form.stream else answer_whole)(reply, generation)
 
-    async def _held_id(self, call: Call, plan: Plan) -> RequestId | None:
+    async def _held_id(self, call: Call, plan: Plan, generation: Generation) -> RequestId | None:
         """None: the client cannot come back."""
-        if plan.is_held and not plan.follows:
+        if not plan.is_held:
+            return None
+        record = record_of(call.identity.owner, plan.created, plan.form, plan.prompts)
+        if call.keeper is not None:
             try:
-                await self._store.save(record_of(call.identity.owner, plan.created, plan.form, plan.prompts))
+                await call.keeper.queued(record)
+            except (RequestError, BusError):
+                generation.forsake()
+                raise
+        if not plan.follows:
+            try:
+                await self._store.save(record)
             except BusError as error:
                 log.warning("call not recorded: it cannot be resumed", request_id=plan.request_id, error=str(error))
                 return None
-        return plan.request_id if plan.is_held else None
+        return plan.request_id
 
     def _generation(self, call: Call, plan: Plan) -> Generation:
         """Raises ServiceFailure if its time is up already."""
@@ -200,6 +195,7 @@ class Runner:
             follows=plan.follows,
             told=plan.told,
             counts=plan.form.include_usage and plan.form.continuous_usage,
+            by_token=plan.form.by_token,
             tracker=self._tracker,
             trace=call.trace,
         )
@@ -232,13 +228,3 @@ class Runner:
                 self._canceller.abort(queued, reason)
             case Audience.NONE if reason is not CancelReason.CLIENT:
                 self._canceller.abort(queued, reason)
-
-
-def _num_told(sampling: SamplingParams) -> int | None:
-    """Tokens whose log-probabilities are told beside each one."""
-    return len(sampling.logprob_token_ids) or sampling.num_logprobs
-
-
-def _shown(form: AnswerForm, number: int, prompt: Prompt) -> ShownPrompt:
-    text = form.echoes[number] if form.echoes else ""
-    return ShownPrompt(text, unpack_ids(prompt.request.prompt) if form.shows_prompts else (), prompt.scores)

@@ -25,6 +25,7 @@ from headrace_router.generation import Limits
 from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.inflight import InFlightTable
 from headrace_router.key_table import KeyTable
+from headrace_router.messages_api.service import MessagesService
 from headrace_router.metrics import RouterMetrics
 from headrace_router.models import Models
 from headrace_router.overflow import Overflow, parse_overflow
@@ -34,6 +35,7 @@ from headrace_router.promises import Promises
 from headrace_router.queue_limits import QueueLimits
 from headrace_router.queue_metrics import QueueMetrics
 from headrace_router.queue_watch import QueueWatch
+from headrace_router.responses_api.responses import Responses
 from headrace_router.routes import Parts
 from headrace_router.runner import CallSettings, Runner
 from headrace_router.settings import RouterSettings
@@ -86,7 +88,8 @@ class RouterService:
         await attachments.start()
         keys = KeyTable(are_required=settings.require_keys)
         await keys.open(bus)
-        accounts = Accounts(bus, router, Presence(router, time.monotonic), keys.has)
+        presence = Presence(router, time.monotonic)
+        accounts = Accounts(bus, router, presence, keys.has)
         await accounts.open()
         grammars = GrammarChecks()
         pool = PromptPool(settings.tokenizer_threads, settings.max_waiting_prompts)
@@ -124,6 +127,12 @@ class RouterService:
             settings=call_settings,
         )
 
+        responses = Responses(
+            bus, router, caller, preparer, models, canceller, presence, metrics, settings.ping_interval_s
+        )
+        await responses.open()
+        messages = MessagesService(caller, preparer, models)
+
         def not_ready() -> str | None:
             if not bus.is_connected:
                 return "the broker is not connected"
@@ -145,7 +154,20 @@ class RouterService:
         door = Door(keys, settings.open_metrics, accounts.headers, has_pages=dashboard is not None)
         traces = CallTraces(service.tracing, settings.trace_content) if service.tracing is not None else None
         app = make_app(
-            Parts(caller, models, pool, preparer, metrics, limits, service.not_ready, door, dashboard, traces)
+            Parts(
+                caller,
+                models,
+                pool,
+                preparer,
+                metrics,
+                limits,
+                service.not_ready,
+                door,
+                responses.parts,
+                messages,
+                dashboard,
+                traces,
+            )
         )
         server = make_server(
             app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
@@ -155,6 +177,7 @@ class RouterService:
         service.spawn(watch.run(), "queue-watch")
         service.spawn(accounts.run(), "accounts")
         service.spawn(attachments.run(), "attachments")
+        service.spawn(responses.run(), "background-responses")
         service.spawn(service.report(bus, lambda: service.not_ready() or "ready", gauges), "telemetry")
         service.set_ready(not_ready)
         # Who is let in earlier would be told that there is no such model. Connections wait at the listener.
@@ -167,6 +190,7 @@ class RouterService:
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+            await responses.close()
             await unattended.close()
             await canceller.close()
             await table.close()

@@ -76,6 +76,13 @@ def split_frame(frame: TokenFrame, index: int) -> list[TokenFrame]:
     return [_slice(frame, frame.index, index), _slice(frame, index, end)]
 
 
+def single_tokens(frame: TokenFrame) -> list[TokenFrame]:
+    """The frame, cut into frames of one token. One without tokens stays as it is."""
+    if len(frame.tokens) <= 1:
+        return [frame]
+    return [_slice(frame, index, index + 1) for index in range(frame.index, frame.index + len(frame.tokens))]
+
+
 def _slice(frame: TokenFrame, start: int, end: int) -> TokenFrame:
     """The part of the frame at indices [start, end)."""
     first, last = start - frame.index, end - frame.index

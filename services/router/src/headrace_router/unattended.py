@@ -7,7 +7,7 @@ import structlog
 
 from headrace_router.accounts import Charge
 from headrace_router.call import Plan
-from headrace_router.call_record import prompts_of, record_of
+from headrace_router.call_record import Dialect, prompts_of, record_of
 from headrace_router.cancellation import Canceller
 from headrace_router.generation import Generation, Limits
 from headrace_router.inflight import InFlightTable
@@ -31,6 +31,8 @@ class Unattended:
 
     def watch(self, plan: Plan, charge: Charge) -> None:
         """Reads the call's answer to its end, if that may come before the worker knows, or if it counts."""
+        if plan.form.dialect is Dialect.RESPONSES:
+            return  # whoever stores it reads it
         if not (plan.form.stop_strings or charge.is_limited) or len(self._tasks) >= MAX_CALLS:
             return
         task = asyncio.create_task(self._read(plan, charge.detached()), name="unattended")

@@ -1,0 +1,34 @@
+"""Errors in the words of the API that was asked. Pure.
+
+Some APIs are translated to chat completions; what is wrong is then found in the translation, under the names of its
+fields.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace_shared.errors import InvalidRequest
+
+
+class FieldName(NamedTuple):
+    ours: str
+    theirs: str
+
+
+def renamed(error: InvalidRequest, names: Sequence[FieldName]) -> InvalidRequest:
+    """The first name that the error's parameter begins with counts."""
+    param = error.param
+    if param is None:
+        return error
+    message = error.message
+    if param.startswith("tools["):
+        param, message = param.replace(".function.", "."), message.replace(".function.", ".")
+    for name in names:
+        rest = param[len(name.ours) :]
+        if param.startswith(name.ours) and (not rest or rest[0] in ".["):
+            param = name.theirs + rest
+            break
+    for name in names:
+        for end in ("'", ".", "["):
+            message = message.replace(f"'{name.ours}{end}", f"'{name.theirs}{end}")
+    return InvalidRequest(message, param=param, code=error.code)

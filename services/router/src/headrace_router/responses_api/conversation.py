@@ -1,0 +1,68 @@
+"""Items of a conversation to the messages of a chat. Pure."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from headrace_router.responses_api.items import Items
+
+
+def chat_messages(instructions: str | None, items: Items) -> list[dict[str, Any]]:
+    """A function call belongs to the assistant's turn before it, if there is one."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    reasoning = ""
+    for item in items:
+        match item["type"]:
+            case "reasoning":
+                reasoning += "".join(part["text"] for part in item["content"])
+                continue
+            case "message":
+                _say(messages, item["role"], "".join(_texts(item)))
+            case "function_call" if item["status"] == "incomplete":
+                continue  # its arguments were cut off: nobody could have answered it
+            case "function_call":
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                _turn_of_assistant(messages).setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        if reasoning and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = reasoning
+        reasoning = ""
+    return messages
+
+
+def _say(messages: list[dict[str, Any]], role: str, text: str) -> None:
+    if role == "assistant" and messages and messages[-1].get("tool_calls"):
+        messages[-1]["content"] = (messages[-1]["content"] or "") + text
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _turn_of_assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _texts(item: dict[str, Any]) -> Iterable[str]:
+    return (part["text"] for part in item["content"])
+
+
+def num_droppable(items: Items) -> int:
+    return len(_droppable(items))
+
+
+def shortened(items: Items, num_dropped: int) -> Items:
+    """Without the oldest so many that may be dropped. Results of calls that are gone go too."""
+    dropped = set(_droppable(items)[:num_dropped])
+    kept = [item for i, item in enumerate(items) if i not in dropped]
+    calls = {item["call_id"] for item in kept if item["type"] == "function_call"}
+    return [item for item in kept if item["type"] != "function_call_output" or item["call_id"] in calls]
+
+
+def _droppable(items: Items) -> list[int]:
+    """All but instructions, and what the user said last and what came of it."""
+    last = max((i for i, item in enumerate(items) if item.get("role") == "user"), default=len(items) - 1)
+    return [i for i, item in enumerate(items[:last]) if item.get("role") not in ("system", "developer")]

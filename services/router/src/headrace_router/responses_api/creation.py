@@ -1,0 +1,119 @@
+"""New responses: each is a chat that is told in other words, and kept."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headrace_router.call import Call
+from headrace_router.call_record import Dialect, Wording
+from headrace_router.calls import Caller
+from headrace_router.field_names import renamed
+from headrace_router.identity import Identity
+from headrace_router.models import Models
+from headrace_router.parsing import parse_body
+from headrace_router.preparation import Endpoint, Parsed, Preparer
+from headrace_router.responses_api.background import BackgroundResponses
+from headrace_router.responses_api.conversation import num_droppable, shortened
+from headrace_router.responses_api.items import Items, items_of
+from headrace_router.responses_api.keeping import ForegroundKeeper
+from headrace_router.responses_api.kept_responses import KeptResponses, send_json
+from headrace_router.responses_api.response_object import PREFIX
+from headrace_router.responses_api.schemas import InputTokensBody, ResponsesBody
+from headrace_router.responses_api.store import ResponseStore
+from headrace_router.responses_api.stored import StoredResponse, pack
+from headrace_router.responses_api.translation import FIELD_NAMES, translate, translate_prompt
+from headrace_shared.errors import InvalidRequest
+
+MOST_AT_ONCE = 64 * 1024
+"""Bytes of a body that is packed on the spot."""
+MAX_TRUNCATIONS = 24
+"""Attempts to shorten a conversation; each drops a quarter of what is left."""
+
+
+class ResponseCreator:
+    def __init__(
+        self,
+        *,
+        caller: Caller,
+        preparer: Preparer,
+        models: Models,
+        store: ResponseStore,
+        background: BackgroundResponses,
+        kept: KeptResponses,
+    ) -> None:
+        self._caller = caller
+        self._preparer = preparer
+        self._models = models
+        self._store = store
+        self._background = background
+        self._kept = kept
+
+    async def create(self, call: Call, data: bytes) -> None:
+        """Raises RequestError or BusError before the first byte."""
+        with _own_words():
+            self._caller.admit(call, is_chat=True)
+            body = parse_body(ResponsesBody, data)
+            call.identity.check_model(body.model)
+            context = await self._context(call.identity, body.previous_response_id)
+            conversation = context + items_of(body.input, PREFIX + call.request_id, context)
+            await self._begin(call, body, conversation, data)
+
+    async def input_tokens(self, identity: Identity, data: bytes) -> dict[str, Any]:
+        """How many tokens the prompt of such a response has. Raises RequestError or BusError."""
+        with _own_words():
+            body = parse_body(InputTokensBody, data)
+            identity.check_model(body.model)
+            model = self._models.get(body.model)
+            context = await self._context(identity, body.previous_response_id)
+            conversation = context + items_of(body.input, PREFIX, context)
+            num_tokens = await self._preparer.num_prompt_tokens(translate_prompt(body, conversation), data, model)
+            return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+    async def _context(self, identity: Identity, previous: str | None) -> Items:
+        return [] if previous is None else await self._kept.conversation(identity, previous)
+
+    async def _begin(self, call: Call, body: ResponsesBody, conversation: Items, data: bytes) -> None:
+        # Packing much would hold up the streams of others.
+        items = await asyncio.to_thread(pack, conversation) if len(data) > MOST_AT_ONCE else pack(conversation)
+        left = conversation
+        for _ in range(MAX_TRUNCATIONS):
+            try:
+                await self._begin_with(call, body, left, items, data)
+                return
+            except InvalidRequest as error:
+                most = num_droppable(left)
+                if error.code != "context_length_exceeded" or body.truncation != "auto" or not most:
+                    raise
+                left = shortened(left, max(1, most // 4))
+        await self._begin_with(call, body, left, items, data)
+
+    async def _begin_with(self, call: Call, body: ResponsesBody, left: Items, items: bytes, data: bytes) -> None:
+        """`left` is what the model gets of the conversation, `items` what is stored of it."""
+        chat, about = translate(body, left)
+        if about.store and len(items) + len(msgspec.json.encode(about)) > self._store.max_items_bytes:
+            if body.store or about.background:
+                raise InvalidRequest("The response is too large to be stored.", param="store", code="payload_too_large")
+            about = msgspec.structs.replace(about, store=False)
+        wording = Wording(Dialect.RESPONSES, msgspec.json.encode(about), by_token=about.background)
+        parsed = Parsed(Endpoint.RESPONSES, chat, data, wording)
+        owner = call.identity.owner
+        if not about.background:
+            keeper = ForegroundKeeper(self._store, owner, items) if about.store else None
+            await self._caller.begin(call._replace(keeper=keeper), parsed)
+            return
+        begun = await self._background.begin(call, parsed, StoredResponse(owner=owner, response=b"", items=items))
+        if body.stream and begun.record is not None:
+            await self._kept.follow_record(call, begun.record)
+        else:
+            await send_json(call, begun.response)
+
+
+@contextlib.contextmanager
+def _own_words() -> Iterator[None]:
+    try:
+        yield
+    except InvalidRequest as error:
+        raise renamed(error, FIELD_NAMES) from error

@@ -1,0 +1,131 @@
+"""What is said in a conversation, as the Responses API lists it: messages, function calls and their results. Pure."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from headrace_router.answer_pieces import part_id
+from headrace_router.responses_api.schemas import Item, Part
+from headrace_shared.errors import InvalidRequest
+
+MAX_ITEMS = 10_000
+
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_TEXT_PARTS = {"input_text", "output_text", "text"}
+
+Items = list[dict[str, Any]]
+"""As clients get them: each has an id, a type and a status."""
+
+
+def items_of(given: str | Sequence[Item] | None, response_id: str, context: Items) -> Items:
+    """The new items of a response, behind those of its `context`. Raises InvalidRequest naming the field."""
+    if given is None or (not isinstance(given, str) and not given):
+        if context:
+            return []
+        raise InvalidRequest("'input' is required.", param="input", code="missing_required_parameter")
+    if isinstance(given, str):
+        return [_message(part_id("msg", response_id, -1), "user", given)]
+    if len(given) > MAX_ITEMS:
+        raise InvalidRequest(f"'input' may have at most {MAX_ITEMS} items.", param="input")
+    known = {item["id"]: item for item in context}
+    calls = {item["call_id"] for item in context if item["type"] == "function_call"}
+    items: Items = []
+    for number, item in enumerate(given):
+        where = f"input[{number}]"
+        if item.type == "item_reference":
+            items.append(_referred(item, known, where))
+        else:
+            items.append(_item(item, part_id(_prefix(item), response_id, -1 - number), where))
+        made = items[-1]
+        if made["type"] == "function_call":
+            calls.add(made["call_id"])
+        elif made["type"] == "function_call_output" and made["call_id"] not in calls:
+            raise InvalidRequest(
+                f"'{where}.call_id' is of no function call before it.", param=f"{where}.call_id", code="invalid_value"
+            )
+    return items
+
+
+def _item(item: Item, own_id: str, where: str) -> dict[str, Any]:
+    item_id = item.id if item.id is not None and _ID.fullmatch(item.id) else own_id
+    match item.type or "message":
+        case "message":
+            if item.role is None:
+                raise _missing(f"{where}.role")
+            return _message(item_id, item.role, _text(item.content, f"{where}.content"))
+        case "function_call":
+            call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            for field, value in call.items():
+                if not value:
+                    raise _missing(f"{where}.{field}")
+            _check_json(item.arguments or "", f"{where}.arguments")
+            return {"id": item_id, "type": "function_call", **call, "status": "completed"}
+        case "function_call_output":
+            if not item.call_id:
+                raise _missing(f"{where}.call_id")
+            output = _text(item.output, f"{where}.output")
+            return {
+                "id": item_id,
+                "type": "function_call_output",
+                "call_id": item.call_id,
+                "output": output,
+                "status": "completed",
+            }
+        case "reasoning":
+            texts = item.content if isinstance(item.content, list) else []
+            content = [{"type": "reasoning_text", "text": part.text} for part in texts if part.text]
+            return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
+    raise InvalidRequest(
+        f"Items of the type '{(item.type or '')[:32]}' are not supported.", param=f"{where}.type", code="invalid_value"
+    )
+
+
+def _referred(item: Item, known: dict[str, dict[str, Any]], where: str) -> dict[str, Any]:
+    found = known.get(item.id or "")
+    if found is None:
+        raise InvalidRequest(
+            f"'{where}.id' is of no item of the previous response.", param=f"{where}.id", code="item_not_found"
+        )
+    return found
+
+
+def _message(item_id: str, role: str, text: str) -> dict[str, Any]:
+    if role == "assistant":
+        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
+    else:
+        part = {"type": "input_text", "text": text}
+    return {"id": item_id, "type": "message", "role": role, "content": [part], "status": "completed"}
+
+
+def _text(content: str | list[Part] | None, where: str) -> str:
+    """Parts are simply joined, as everywhere."""
+    if content is None:
+        raise _missing(where)
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in _TEXT_PARTS | {"refusal"}:
+            param = f"{where}[{number}].type"
+            raise InvalidRequest(f"This model takes no content of type '{part.type[:32]}'.", param=param)
+        if text is None:
+            raise _missing(f"{where}[{number}].text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _check_json(text: str, where: str) -> None:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"'{where}' is no valid JSON.", param=where) from None
+
+
+def _prefix(item: Item) -> str:
+    return {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}.get(item.type or "", "msg")
+
+
+def _missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")

@@ -1,0 +1,103 @@
+"""The bucket of stored responses, and the list of those without an end."""
+
+import asyncio
+from typing import NamedTuple
+
+import structlog
+
+from headrace_router.responses_api.response_object import PREFIX
+from headrace_router.responses_api.stored import StoredResponse, Unfinished
+from headrace_shared.bus import Bus, Entry, WatchHandler
+from headrace_shared.codec import decode, encode
+from headrace_shared.errors import InvalidRequest, ProtocolError
+from headrace_shared.messages import RequestId
+from headrace_shared.subjects import RESPONSES, UNFINISHED
+
+log = structlog.get_logger(__name__)
+
+LAG_S = 0.1
+"""A broker of a cluster may answer before it knows what another one has stored."""
+
+
+class Found(NamedTuple):
+    stored: StoredResponse
+    revision: int
+
+
+class ResponseStore:
+    """All of it raises BusError."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def open(self, on_unfinished: WatchHandler) -> None:
+        """`on_unfinished` hears of all responses without an end, now and later."""
+        for bucket in (RESPONSES, UNFINISHED):
+            await self._bus.ensure_bucket(bucket)
+        await self._bus.watch(UNFINISHED.name, on_unfinished)
+
+    @property
+    def max_items_bytes(self) -> int:
+        """Of a packed conversation that is stored: it leaves as much for the answer."""
+        return self._bus.max_payload // 2
+
+    async def load(self, owner: str, response_id: str, param: str | None = None) -> Found:
+        """Raises InvalidRequest if there is none, or it is somebody else's. `param`: the field that names it."""
+        request_id = request_id_of(response_id)
+        found = None
+        if request_id is not None:
+            found = await self.find(request_id)
+            if found is None:
+                await asyncio.sleep(LAG_S)
+                found = await self.find(request_id)
+        if found is None or found.stored.owner != owner:
+            raise InvalidRequest(
+                f"There is no response with the id '{response_id[:64]}', or not any more.",
+                param=param,
+                code="response_not_found" if param is None else "previous_response_not_found",
+            )
+        return found
+
+    async def find(self, request_id: RequestId) -> Found | None:
+        entry = await self._bus.get(RESPONSES.name, request_id)
+        if entry is None:
+            return None
+        try:
+            return Found(decode(entry.value, StoredResponse), entry.revision)
+        except ProtocolError as error:
+            log.warning("undecodable stored response", request_id=request_id, error=str(error))
+            return None
+
+    async def put(self, request_id: RequestId, stored: StoredResponse) -> None:
+        await self._bus.put(RESPONSES.name, request_id, encode(stored))
+
+    async def create(self, request_id: RequestId, stored: StoredResponse) -> int:
+        """Raises RevisionConflict if there is one."""
+        return await self._bus.create(RESPONSES.name, request_id, encode(stored))
+
+    async def update(self, request_id: RequestId, stored: StoredResponse, revision: int) -> int:
+        """Raises RevisionConflict if it has changed, or is gone."""
+        return await self._bus.update(RESPONSES.name, request_id, encode(stored), revision)
+
+    async def remove(self, request_id: RequestId) -> None:
+        await self._bus.remove(RESPONSES.name, request_id)
+
+    async def add_unfinished(self, request_id: RequestId, router: str) -> None:
+        await self._bus.put(UNFINISHED.name, request_id, encode(Unfinished(router=router)))
+
+    async def unfinished(self, request_id: RequestId) -> Entry | None:
+        return await self._bus.get(UNFINISHED.name, request_id)
+
+    async def take_over(self, request_id: RequestId, router: str, revision: int) -> None:
+        """Raises RevisionConflict if somebody else was quicker."""
+        await self._bus.update(UNFINISHED.name, request_id, encode(Unfinished(router=router)), revision)
+
+    async def remove_unfinished(self, request_id: RequestId) -> None:
+        await self._bus.remove(UNFINISHED.name, request_id)
+
+
+def request_id_of(response_id: str) -> RequestId | None:
+    """None if no response of ours can have this id."""
+    text = response_id.removeprefix(PREFIX)
+    is_ours = response_id.startswith(PREFIX) and len(text) == 32 and all(char in "0123456789abcdef" for char in text)
+    return RequestId(text) if is_ours else None

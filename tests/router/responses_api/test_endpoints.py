@@ -1,0 +1,439 @@
+"""The Responses API on the in-memory broker: conversations, background responses, and who may see what."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace_router.settings import RouterSettings
+from headrace_shared.bus import Bus
+from headrace_shared.codec import pack_ids, unpack_ids
+from headrace_shared.memory_bus import MemoryBroker, MemoryBus
+from headrace_shared.messages import CancelReason, FinishReason, Outcome, Request
+from headrace_shared.subjects import RESPONSES, TOKENS, UNFINISHED, bucket_stream
+from tests.router.support import (
+    END,
+    MODEL,
+    Router,
+    Script,
+    ScriptedWorker,
+    byte_ids,
+    make_card,
+    running_router,
+    says,
+    until,
+)
+from tests.router.test_resume import two_routers
+from tests.router.test_tenants import add_key, strict_router, until_known
+
+PATH = "/v1/responses"
+
+
+def body(given: Any = "Hi", **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": given, **fields}
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    assert blocks[-1] == "data: [DONE]", blocks[-1]
+    return [json.loads(block.split("\ndata: ", 1)[1]) for block in blocks[:-1]]
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item.get("content", ()))
+
+
+async def create(client: httpx.AsyncClient, given: Any = "Hi", **fields: Any) -> dict[str, Any]:
+    reply = await client.post(PATH, json=body(given, **fields))
+    assert reply.status_code == 200, reply.text
+    made: dict[str, Any] = reply.json()
+    return made
+
+
+async def retrieve(
+    client: httpx.AsyncClient, response_id: str, until_status: str, headers: dict[str, str] | None = None
+) -> dict[str, Any]:
+    async with asyncio.timeout(10.0):
+        while True:
+            reply = await client.get(f"{PATH}/{response_id}", headers=headers)
+            assert reply.status_code == 200, reply.text
+            response: dict[str, Any] = reply.json()
+            if response["status"] == until_status:
+                return response
+            assert response["status"] in ("queued", "in_progress"), response
+            await asyncio.sleep(0.02)
+
+
+def echoes() -> Script:
+    """Says what the prompt is, without its control tokens."""
+
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        prompt = [token for token in unpack_ids(request.prompt) if token < END - 2]
+        tokens = [*prompt, END][: request.stop.max_tokens]
+        worker.frame(request, tokens, 0, finish=FinishReason.STOP)
+
+    return script
+
+
+def in_steps(text: str, gate: asyncio.Event, before: int = 5) -> Script:
+    """So many tokens at once; the rest, in frames of two, when the gate opens."""
+
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        tokens = [*byte_ids(text), END]
+        worker.frame(request, tokens[:before], 0)
+        await gate.wait()
+        for start in range(before, len(tokens), 2):
+            part = tokens[start : start + 2]
+            is_last = start + 2 >= len(tokens)
+            worker.frame(request, part, start, finish=FinishReason.STOP if is_last else None)
+
+    return script
+
+
+async def test_a_conversation_goes_on_from_a_response_at_any_router() -> None:
+    async with two_routers(echoes()) as routers:
+        a, b = routers.a.client, routers.b.client
+        first = await create(a, "What is the tin?", instructions="Be brief.")
+        assert "What is the tin?" in text_of(first) and "Be brief." in text_of(first)
+        second = await create(b, "And then?", previous_response_id=first["id"], store=True)
+        assert second["previous_response_id"] == first["id"]
+        told = text_of(second)
+        assert "What is the tin?" in told and "And then?" in told
+        assert told.count("Be brief.") == 1, "instructions are not carried over; only the earlier answer told of them"
+        assert (await a.get(f"{PATH}/{second['id']}")).json() == second
+        listed = (await b.get(f"{PATH}/{second['id']}/input_items?order=asc")).json()
+        assert [item["role"] for item in listed["data"]] == ["user", "assistant", "user"]
+        page = (await b.get(f"{PATH}/{second['id']}/input_items", params={"limit": 1})).json()
+        assert page["data"][0]["content"][0]["text"] == "And then?" and page["has_more"]
+
+
+async def test_streams_and_whole_answers_say_the_same() -> None:
+    async with running_router(says("안녕 the tin! 🦉")) as router:
+        whole = await create(router.client)
+        reply = await router.client.post(PATH, json=body(stream=True))
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        events = events_of(reply.text)
+        assert text_of(events[-1]["response"]) == text_of(whole) == "안녕 the tin! 🦉"
+        assert "".join(event.get("delta", "") for event in events) == "안녕 the tin! 🦉"
+        stored = await router.client.get(f"{PATH}/{events[-1]['response']['id']}")
+        assert stored.json() == events[-1]["response"]
+
+
+async def test_what_is_not_stored_is_not_there() -> None:
+    async with running_router(says("ok")) as router:
+        made = await create(router.client, store=False)
+        assert made["store"] is False and (await router.client.get(f"{PATH}/{made['id']}")).status_code == 404
+        assert await router.bus.entries(RESPONSES.name) == []
+        kept = await create(router.client)
+        gone = await router.client.delete(f"{PATH}/{kept['id']}")
+        assert gone.json() == {"id": kept["id"], "object": "response", "deleted": True}
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+            reply = await router.client.request(method, f"{PATH}/{kept['id']}{path}")
+            assert reply.status_code == 404 and reply.json()["error"]["code"] == "response_not_found"
+        reply = await router.client.post(PATH, json=body(previous_response_id=kept["id"]))
+        error = reply.json()["error"]
+        assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+
+
+async def test_an_answer_that_is_too_long_is_incomplete() -> None:
+    async with running_router(says("abcdef")) as router:
+        made = await create(router.client, max_output_tokens=3)
+        assert made["status"] == "incomplete" and text_of(made) == "abc"
+        assert made["incomplete_details"] == {"reason": "max_output_tokens"} and made["usage"]["output_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"input": "x" * 2000}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "nothing"}}}},
+            "text.format.schema",
+        ),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "function", "name": "a"}], "tool_choice": {"type": "function", "name": "b"}},
+            "tool_choice.name",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"input": 3}, "input"),
+        ({"metadata": 3}, "metadata"),
+    ],
+)
+async def test_bad_input_is_named_as_the_client_wrote_it(fields: dict[str, Any], param: str) -> None:
+    async with running_router(says("ok")) as router:
+        reply = await router.client.post(PATH, json=body() | fields)
+        error = reply.json()["error"]
+        assert reply.status_code == 400 and error["param"] == param, error
+        assert error["type"] == "invalid_request_error" and not router.worker.requests
+
+
+async def test_bad_queries_are_named() -> None:
+    async with running_router(says("ok")) as router:
+        made = await create(router.client)
+        for path, param in (
+            ("?stream=true&starting_after=x", "starting_after"),
+            ("?stream=maybe", "stream"),
+            ("?stream=true", "stream"),
+            ("/input_items?limit=0", "limit"),
+            ("/input_items?order=up", "order"),
+            ("/input_items?after=msg_0", "after"),
+        ):
+            reply = await router.client.get(f"{PATH}/{made['id']}{path}")
+            assert reply.status_code == 400 and reply.json()["error"]["param"] == param, reply.text
+
+
+async def test_a_conversation_is_shortened_where_that_is_asked_for() -> None:
+    async with running_router(says("ok")) as router:
+        turns = [{"role": "user", "content": f"{number} " + "x" * 40} for number in range(20)]
+        refused = await router.client.post(PATH, json=body(turns))
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        made = await create(router.client, turns, truncation="auto")
+        assert made["truncation"] == "auto" and made["usage"]["input_tokens"] < 256
+        prompt = router.worker.requests[-1].prompt
+        assert pack_ids(byte_ids("19 ")) in prompt, "the last question is there"
+        listed = await router.client.get(f"{PATH}/{made['id']}/input_items?limit=100")
+        assert len(listed.json()["data"]) == 20
+
+
+async def test_how_long_a_prompt_is() -> None:
+    async with running_router(says("ok"), card=make_card(context=4096)) as router:
+        for fields in ({}, {"instructions": "Be brief."}, {"tools": [{"type": "function", "name": "f"}]}):
+            made = await create(router.client, **fields)
+            counted = await router.client.post(f"{PATH}/input_tokens", json=body() | fields)
+            expected = {"object": "response.input_tokens", "input_tokens": made["usage"]["input_tokens"]}
+            assert counted.json() == expected
+        later = {"previous_response_id": made["id"]}
+        counted = await router.client.post(f"{PATH}/input_tokens", json=body() | later)
+        again = await create(router.client, **later)
+        assert counted.json()["input_tokens"] == again["usage"]["input_tokens"]
+
+
+async def test_a_background_response_is_there_when_it_has_ended() -> None:
+    gate = asyncio.Event()
+    async with two_routers(in_steps("the tin is open", gate)) as routers:
+        made = await create(routers.a.client, background=True, stop="zz")
+        assert made["status"] == "queued" and made["output"] == [] and made["background"]
+        await retrieve_while_running(routers.b.client, made["id"])
+        early = await routers.b.client.post(PATH, json=body(previous_response_id=made["id"]))
+        assert early.json()["error"]["code"] == "previous_response_not_finished"
+        gate.set()
+        ended = await retrieve(routers.b.client, made["id"], "completed")
+        assert text_of(ended) == "the tin is open" and ended["usage"]["output_tokens"] == 16
+        assert ended["created_at"] == made["created_at"]
+        assert (await routers.a.client.post(f"{PATH}/{made['id']}/cancel")).json() == ended
+        await until_none_is_unfinished(routers.a)
+
+
+async def until_none_is_unfinished(router: Router) -> None:
+    for _ in range(500):
+        if not await router.bus.entries(UNFINISHED.name):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("a response has no end")
+
+
+async def retrieve_while_running(client: httpx.AsyncClient, response_id: str) -> None:
+    async with asyncio.timeout(5.0):
+        while True:
+            response = (await client.get(f"{PATH}/{response_id}")).json()
+            assert response["output"] == [] and response["usage"] is None
+            if response["status"] == "in_progress":
+                return
+            assert response["status"] == "queued"
+            await asyncio.sleep(0.01)
+
+
+async def test_the_events_behind_every_number_are_the_same_when_the_token_log_is_gone() -> None:
+    gate = asyncio.Event()
+    gate.set()
+    async with two_routers(in_steps("안녕 the tin 🦉!", gate)) as routers:
+        reply = await routers.a.client.post(PATH, json=body(background=True, stream=True))
+        events = events_of(reply.text)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert text_of(events[-1]["response"]) == "안녕 the tin 🦉!"
+        response_id = events[-1]["response"]["id"]
+        await retrieve(routers.b.client, response_id, "completed")
+        await forget_tokens(routers.a)
+        for number in range(-1, len(events)):
+            again = await routers.b.client.get(f"{PATH}/{response_id}?stream=true&starting_after={number}")
+            rest = events_of(again.text)
+            if rest:
+                rest[-1]["response"]["completed_at"] = events[-1]["response"]["completed_at"]
+            assert rest == events[number + 1 :]
+
+
+async def forget_tokens(router: Router) -> None:
+    """As after a while: the token log holds nothing for ever."""
+    stored = router.broker.streams[TOKENS.name].stored
+    for sequence in list(stored):
+        del stored[sequence]
+
+
+async def test_a_stream_that_breaks_goes_on_at_another_router() -> None:
+    gate = asyncio.Event()
+    async with two_routers(in_steps("the tin is open at last", gate)) as routers:
+        told: list[dict[str, Any]] = []
+        async with routers.a.client.stream("POST", PATH, json=body(background=True, stream=True)) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: "):
+                    told.append(json.loads(line.removeprefix("data: ")))
+                    if told[-1]["type"] == "response.output_text.delta":
+                        break
+        response_id = told[0]["response"]["id"]
+        number = told[-1]["sequence_number"]
+        following = asyncio.create_task(
+            routers.b.client.get(f"{PATH}/{response_id}?stream=true&starting_after={number}")
+        )
+        await asyncio.sleep(0.1)
+        gate.set()
+        told += events_of((await following).text)
+        assert [event["sequence_number"] for event in told] == list(range(len(told)))
+        assert "".join(event.get("delta", "") for event in told) == "the tin is open at last"
+        assert text_of(await retrieve(routers.a.client, response_id, "completed")) == "the tin is open at last"
+
+
+async def test_cancelling_ends_the_work_and_the_streams() -> None:
+    gate = asyncio.Event()
+    async with two_routers(in_steps("never told", gate)) as routers:
+        made = await create(routers.a.client, background=True)
+        following = asyncio.create_task(routers.b.client.get(f"{PATH}/{made['id']}?stream=true"))
+        await retrieve_while_running(routers.b.client, made["id"])
+        cancelled = (await routers.b.client.post(f"{PATH}/{made['id']}/cancel")).json()
+        assert cancelled["status"] == "cancelled"
+        worker = routers.a.worker
+        await until(lambda: any(cancel.reason is CancelReason.CLIENT for cancel in worker.cancels))
+        events = events_of((await following).text)
+        assert events[-1]["response"]["status"] == "cancelled" and events[-1]["type"] == "response.incomplete"
+        again = await routers.a.client.post(f"{PATH}/{made['id']}/cancel")
+        assert again.json() == cancelled == (await routers.a.client.get(f"{PATH}/{made['id']}")).json()
+        await until(lambda: routers.ended() != [] and routers.ended()[-1].outcome is Outcome.CANCELLED)
+        foreground = asyncio.create_task(create(routers.a.client))
+        await asyncio.sleep(0.05)
+        gate.set()
+        reply = await routers.a.client.post(f"{PATH}/{(await foreground)['id']}/cancel")
+        assert reply.status_code == 400
+
+
+async def test_deleting_what_runs_cancels_it() -> None:
+    gate = asyncio.Event()
+    async with running_router(in_steps("never told", gate)) as router:
+        made = await create(router.client, background=True)
+        await retrieve_while_running(router.client, made["id"])
+        assert (await router.client.delete(f"{PATH}/{made['id']}")).json()["deleted"]
+        await until(lambda: any(cancel.reason is CancelReason.CLIENT for cancel in router.worker.cancels))
+        await until_none_is_unfinished(router)
+        assert (await router.client.get(f"{PATH}/{made['id']}")).status_code == 404
+
+
+async def test_a_failure_in_the_background_is_kept() -> None:
+    async def fails(worker: ScriptedWorker, request: Request) -> None:
+        worker.frame(request, byte_ids("ab"), 0)
+        await worker.end(request, Outcome.FAILED, "internal_error", "The worker broke.")
+
+    async with two_routers(fails) as routers:
+        made = await create(routers.a.client, background=True)
+        failed = await retrieve(routers.b.client, made["id"], "failed")
+        assert failed["error"] == {"code": "server_error", "message": "The worker broke."}
+        events = events_of((await routers.b.client.get(f"{PATH}/{made['id']}?stream=true")).text)
+        assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+        assert "".join(event.get("delta", "") for event in events) == "ab"
+        reply = await routers.a.client.post(PATH, json=body(stream=True))
+        assert [event["type"] for event in events_of(reply.text)[-2:]] == ["error", "response.failed"]
+        whole = await routers.a.client.post(PATH, json=body())
+        assert whole.status_code == 500 and whole.json()["error"]["message"] == "The worker broke."
+
+
+async def test_what_a_dead_router_has_left_is_read_to_its_end() -> None:
+    gate = asyncio.Event()
+    broker = MemoryBroker()
+
+    def buses() -> tuple[Bus, Bus]:
+        return MemoryBus(broker), MemoryBus(broker)
+
+    settings = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=2.0)
+    async with running_router(says("ok"), buses=buses(), settings=settings, has_worker=False) as b:
+        worker = ScriptedWorker(MemoryBus(broker), in_steps("the tin is open", gate))
+        working = asyncio.create_task(worker.run())
+        await until(lambda: worker.has_started)
+        async with running_router(says("ok"), buses=buses(), settings=settings, has_worker=False) as a:
+            made = await create(a.client, background=True)
+            await retrieve_while_running(a.client, made["id"])
+        gate.set()
+        ended = await retrieve(b.client, made["id"], "completed")
+        assert text_of(ended) == "the tin is open"
+        assert not [cancel for cancel in worker.cancels if cancel.reason is not CancelReason.STOP]
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+async def test_the_same_key_is_the_same_response() -> None:
+    gate = asyncio.Event()
+    gate.set()
+    async with two_routers(in_steps("the tin", gate)) as routers:
+        headers = {"Idempotency-Key": "k1"}
+        first = (await routers.a.client.post(PATH, json=body(), headers=headers)).json()
+        again = (await routers.b.client.post(PATH, json=body(), headers=headers)).json()
+        assert again["id"] == first["id"] and text_of(again) == text_of(first) == "the tin"
+        headers = {"Idempotency-Key": "k2"}
+        early = (await routers.a.client.post(PATH, json=body(background=True), headers=headers)).json()
+        late = (await routers.b.client.post(PATH, json=body(background=True), headers=headers)).json()
+        assert early["id"] == late["id"]
+        assert text_of(await retrieve(routers.b.client, late["id"], "completed")) == "the tin"
+        other = await routers.b.client.post(PATH, json=body("Other"), headers=headers)
+        assert other.status_code == 422
+        refused = await routers.a.client.post(PATH, json=body(), headers={"Headrace-Resumable": "true"})
+        assert refused.json()["error"]["param"] == "Headrace-Resumable"
+
+
+async def test_responses_are_their_tenant_s_alone() -> None:
+    async with strict_router(says("secret")) as router:
+        own, colleague, other = [
+            await add_key(router.bus, tenant=tenant, flow=flow) for tenant, flow in (("a", 1), ("a", 1), ("b", 2))
+        ]
+        for headers in (own, colleague, other):
+            await until_known(router, headers)
+        client = router.client
+        for fields in ({}, {"background": True}):
+            made = (await client.post(PATH, json=body(**fields), headers=own)).json()
+            where = f"{PATH}/{made['id']}"
+            for method, path in (
+                ("GET", where),
+                ("GET", f"{where}?stream=true"),
+                ("GET", f"{where}/input_items"),
+                ("POST", f"{where}/cancel"),
+                ("DELETE", where),
+            ):
+                assert (await client.request(method, path)).status_code == 401
+                reply = await client.request(method, path, headers=other)
+                assert reply.status_code == 404 and "secret" not in reply.text
+            reply = await client.post(PATH, json=body(previous_response_id=made["id"]), headers=other)
+            assert reply.json()["error"]["code"] == "previous_response_not_found"
+            reply = await client.post(f"{PATH}/input_tokens", json=body(previous_response_id=made["id"]), headers=other)
+            assert reply.status_code == 404
+            await retrieve(client, made["id"], "completed", colleague)
+            reply = await client.post(PATH, json=body(previous_response_id=made["id"]), headers=colleague)
+            assert reply.status_code == 200
+
+
+async def test_a_conversation_that_is_too_long_to_be_stored() -> None:
+    async with running_router(says("ok")) as router:
+        noise = "".join(chr(0x4E00 + (number * 7919) % 20000) for number in range(400_000))
+        given = [{"role": "user", "content": noise}, {"role": "user", "content": "Hi"}]
+        fields = body(given, truncation="auto")
+        refused = await router.client.post(PATH, json=fields | {"store": True})
+        assert refused.status_code == 413 and refused.json()["error"]["param"] == "store"
+        made = (await router.client.post(PATH, json=fields)).json()
+        assert made["store"] is False and (await router.client.get(f"{PATH}/{made['id']}")).status_code == 404
+
+
+def test_buckets_are_bounded() -> None:
+    for bucket in (RESPONSES, UNFINISHED):
+        assert bucket.ttl_s is not None and bucket.ttl_s <= 86_400.0 and bucket.max_bytes <= 2**30
+        assert bucket_stream(bucket.name).startswith("KV_")

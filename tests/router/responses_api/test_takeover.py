@@ -1,0 +1,58 @@
+"""What nobody reads any more gets an end."""
+
+import asyncio
+import time
+
+import msgspec
+
+from headrace_router.responses_api.store import ResponseStore
+from headrace_router.responses_api.stored import StoredResponse, pack
+from headrace_shared.bus import Bus
+from headrace_shared.messages import RequestId
+from headrace_shared.subjects import UNFINISHED
+from tests.router.responses_api.test_keeping import REQUEST_ID, record
+from tests.router.support import running_router, says
+
+STORED = StoredResponse(owner="o", response=pack({"id": f"resp_{REQUEST_ID}", "status": "queued"}), items=pack([]))
+NOBODY = ""
+
+
+async def until_gone(bus: Bus) -> None:
+    for _ in range(500):
+        if not await bus.entries(UNFINISHED.name):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("still unfinished")
+
+
+async def test_an_answer_that_was_lost_failed() -> None:
+    async with running_router(says("ok")) as router:
+        store = ResponseStore(router.bus)
+        call = msgspec.structs.replace(record(), created=int(time.time()) - 10_000)
+        await store.create(REQUEST_ID, msgspec.structs.replace(STORED, call=call))
+        await store.add_unfinished(REQUEST_ID, NOBODY)
+        await until_gone(router.bus)
+        found = await store.find(REQUEST_ID)
+        assert found is not None and found.stored.object["status"] == "failed"
+        assert found.stored.object["error"]["message"] == "The answer was lost."
+
+
+async def test_an_answer_that_cannot_be_found_failed() -> None:
+    """It was queued by a router that is gone, and neither queue nor log know of it."""
+    async with running_router(says("ok")) as router:
+        store = ResponseStore(router.bus)
+        recent = msgspec.structs.replace(record(), created=int(time.time()))
+        request = msgspec.structs.replace(recent.requests[0], model="tiny", timeout_s=600.0)
+        await store.create(
+            REQUEST_ID, msgspec.structs.replace(STORED, call=msgspec.structs.replace(recent, requests=(request,)))
+        )
+        await store.add_unfinished(REQUEST_ID, NOBODY)
+        await until_gone(router.bus)
+        found = await store.find(REQUEST_ID)
+        assert found is not None and found.stored.object["status"] == "failed"
+
+
+async def test_what_is_on_the_list_and_nowhere_else_is_taken_off() -> None:
+    async with running_router(says("ok")) as router:
+        await ResponseStore(router.bus).add_unfinished(RequestId("2" * 32), NOBODY)
+        await until_gone(router.bus)
