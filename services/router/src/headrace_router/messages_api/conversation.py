@@ -28,7 +28,8 @@ def chat_messages(system: str | Sequence[ContentBlock] | None, messages: Sequenc
             continue
         for told in _results(message.content, known, where):
             chat.append(told)
-        if isinstance(message.content, str) or any(block.type != "tool_result" for block in message.content):
+        is_result = bool(message.content) and not isinstance(message.content, str)
+        if not is_result or any(block.type != "tool_result" for block in message.content):
             _add(chat, {"role": message.role, "content": _texts(message.content, where)})
     return chat
 
