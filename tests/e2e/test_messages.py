@@ -87,7 +87,7 @@ async def test_errors(client: AsyncAnthropic) -> None:
         await client.messages.create(model="nothing", max_tokens=5, messages=says("a"))
     assert missing.value.type == "not_found_error"
     with pytest.raises(anthropic.BadRequestError) as bad:
-        await client.messages.create(model=MODEL, max_tokens=5, messages=says("a"), temperature=3)
+        await client.messages.create(model=MODEL, max_tokens=5, messages=says("a"), extra_body={"temperature": 3})
     assert bad.value.type == "invalid_request_error" and "temperature" in bad.value.message
     with pytest.raises(anthropic.APIStatusError):
         async with client.messages.stream(model=MODEL, max_tokens=9, messages=says("abcdef", fail_at=3)) as stream:

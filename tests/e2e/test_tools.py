@@ -137,7 +137,7 @@ async def test_the_same_in_the_words_of_other_apis(real: Launched) -> None:
             messages=[{"role": "user", "content": question}],
             tools=messages,
             tool_choice={"type": "any", "disable_parallel_tool_use": True},
-            temperature=0,
+            extra_body={"temperature": 0},
             max_tokens=120,
         )
     (use,) = told.content

@@ -67,10 +67,10 @@ def add_up(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 message["content"].append(event["content_block"])
                 pieces[is_open] = ""
             case "content_block_delta":
-                assert event["index"] == is_open
+                assert is_open is not None and event["index"] == is_open
                 pieces[is_open] += event["delta"].get("text", "") + event["delta"].get("partial_json", "")
             case "content_block_stop":
-                assert event["index"] == is_open
+                assert is_open is not None and event["index"] == is_open
                 block = message["content"][is_open]
                 if block["type"] == "text":
                     block["text"] = pieces[is_open]

@@ -28,8 +28,8 @@ def chat_messages(system: str | Sequence[ContentBlock] | None, messages: Sequenc
             continue
         for told in _results(message.content, known, where):
             chat.append(told)
-        is_result = bool(message.content) and not isinstance(message.content, str)
-        if not is_result or any(block.type != "tool_result" for block in message.content):
+        blocks = [] if isinstance(message.content, str) else message.content
+        if not blocks or any(block.type != "tool_result" for block in blocks):
             _add(chat, {"role": message.role, "content": _texts(message.content, where)})
     return chat
 

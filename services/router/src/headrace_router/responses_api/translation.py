@@ -139,7 +139,7 @@ def _extra(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tools(tools: Sequence[FunctionTool], choice: str | Mapping[str, Any] | None) -> tuple[list[dict[str, Any]], Any]:
     """(as a chat has them, what must be called)"""
-    described = []
+    described: list[dict[str, Any]] = []
     for number, tool in enumerate(tools):
         where = f"tools[{number}]"
         if tool.type != "function":

@@ -12,7 +12,7 @@ import msgspec
 from headrace_router import sse
 from headrace_router.answer_pieces import AnswerPieces
 from headrace_router.choices import ChoiceDelta, Delta, Usage
-from headrace_router.responses_api.output import Output, TokenFormat
+from headrace_router.responses_api.output import EndStatus, Output, TokenFormat
 from headrace_router.responses_api.response_object import About, Facts, Status, error_of, response_object
 from headrace_router.tools import ToolUse
 from headrace_router.typed_events import typed_event
@@ -75,7 +75,7 @@ class ResponseWriter:
 
     def end(self, usage: Usage) -> bytes:
         is_cut = self._finish is FinishReason.LENGTH
-        status: Status = "incomplete" if is_cut else "completed"
+        status: EndStatus = "incomplete" if is_cut else "completed"
         parts = [self._event(told.kind, **told.fields) for told in self._output.end(status)]
         final = self._object(
             status,
