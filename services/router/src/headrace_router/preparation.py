@@ -97,9 +97,9 @@ class Preparer:
             params = params._replace(sampling=msgspec.structs.replace(params.sampling, grammar=grammar))
         return Prepared(model, params, form, encoded)
 
-    async def num_prompt_tokens(self, body: ChatBody, data: bytes, model: ServedModel) -> int:
+    async def num_prompt_tokens(self, body: ChatBody, data: bytes, model: ServedModel, owner: str) -> int:
         """Of a chat without an answer. Raises RequestError."""
-        prepared = await self.prepare(Parsed(Endpoint.CHAT, body, data), model, 0)
+        prepared = await self.prepare(Parsed(Endpoint.CHAT, body, data), model, 0, owner)
         return sum(len(prompt.ids) // 4 for prompt in prepared.encoded)
 
     def _note_unknown(self, body: GenerationBody) -> None:

@@ -43,7 +43,8 @@ class MessagesService:
             body = parse_body(CountTokensBody, data)
             identity.check_model(body.model)
             model = self._models.get(body.model)
-            return {"input_tokens": await self._preparer.num_prompt_tokens(translate_prompt(body), data, model)}
+            chat = translate_prompt(body)
+            return {"input_tokens": await self._preparer.num_prompt_tokens(chat, data, model, identity.owner)}
 
 
 def _parsed(body: MessagesBody, data: bytes, *, limits_tokens: bool) -> Parsed:

@@ -69,7 +69,9 @@ class ResponseCreator:
             model = self._models.get(body.model)
             context = await self._context(identity, body.previous_response_id)
             conversation = context + items_of(body.input, PREFIX, context)
-            num_tokens = await self._preparer.num_prompt_tokens(translate_prompt(body, conversation), data, model)
+            num_tokens = await self._preparer.num_prompt_tokens(
+                translate_prompt(body, conversation), data, model, identity.owner
+            )
             return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     async def _context(self, identity: Identity, previous: str | None) -> Items:
