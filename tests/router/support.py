@@ -106,10 +106,10 @@ Script = Callable[["ScriptedWorker", Request], Awaitable[None]]
 class ScriptedWorker:
     """Scheduler and worker in one: pulls requests and lets a script answer each."""
 
-    def __init__(self, bus: Bus, script: Script, model: str = MODEL) -> None:
+    def __init__(self, bus: Bus, script: Script, model: str = MODEL, lane: Lane = Lane.INTERACTIVE) -> None:
         self.bus = bus
         self._script = script
-        self._spec = whole_lane(model, Lane.INTERACTIVE)
+        self._spec = whole_lane(model, lane)
         self._model = model
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._deliveries: dict[str, Delivery] = {}

@@ -133,3 +133,15 @@ def test_headers_tell_what_is_left() -> None:
 )
 def test_durations_read_as_go_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_half_of_a_rate_is_left_until_less_than_that_remains_for_those_who_wait_too() -> None:
+    account = Account(key(requests_per_minute=60, tokens_per_minute=600), now=0.0)
+    assert account.leaves_half(NOW)
+    account.see(AccountRecord(requests_at=NOW + 30.0, tokens_at=NOW + 10.0), 1)
+    assert account.leaves_half(NOW) and not account.leaves_half(NOW - 1.0)
+    account.wanted = Amounts(requests=1)
+    assert not account.leaves_half(NOW) and account.leaves_half(NOW + 1.0)
+    account.wanted = Amounts(tokens=201)
+    assert not account.leaves_half(NOW)
+    assert Account(key(), 0.0).leaves_half(NOW)

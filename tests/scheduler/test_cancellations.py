@@ -21,9 +21,9 @@ B = RequestId("b" * 32)
 class CountingBus(MemoryBus):
     num_reads = 0
 
-    async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
+    async def read(self, stream: str, subject: str, limit: int, from_sequence: int = 1) -> list[Message]:
         self.num_reads += 1
-        return await super().read(stream, subject, limit)
+        return await super().read(stream, subject, limit, from_sequence)
 
 
 class Bench:

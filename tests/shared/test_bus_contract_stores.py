@@ -123,6 +123,15 @@ async def test_entries_lists_each_key_with_its_newest_value(pair: Pair) -> None:
     assert entries == {f"k.{n}": b"new" if n < 150 else b"old" for n in range(300)}
 
 
+async def test_entries_can_be_had_of_a_part_of_the_keys(pair: Pair) -> None:
+    await pair.a.ensure_bucket(BUCKET)
+    for key in ("a.1", "a.2", "ab.1", "b.1", "a"):
+        await pair.a.put("B", key, key.encode())
+    await pair.a.remove("B", "a.2")
+    assert [entry.key for entry in await pair.b.entries("B", "a")] == ["a.1"]
+    assert await pair.b.entries("B", "c") == []
+
+
 async def test_a_watch_tells_every_key_and_each_change(pair: Pair) -> None:
     await pair.a.ensure_bucket(BUCKET)
     first = await pair.a.put("B", "k.1", b"1")

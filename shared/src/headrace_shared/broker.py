@@ -17,8 +17,8 @@ STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 LOG_BYTES = 16 * 1024 * 1024
 MIB = 1024 * 1024
-MAX_FILE_BYTES = 8192 * MIB
-"""Streams and buckets reserve their limits out of it, about 3 GiB with the default queue. It is a limit, not an
+MAX_FILE_BYTES = 16_384 * MIB
+"""Streams and buckets reserve their limits out of it, about 6.5 GiB with the default queue. It is a limit, not an
 allocation: nats-server does not compare it with the disk."""
 MAX_MEMORY_BYTES = 1024 * MIB
 """Twice the in-memory streams and more: two services that create one at the same time count twice for a moment."""

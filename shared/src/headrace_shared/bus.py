@@ -140,8 +140,9 @@ class Bus(Protocol):
         """Seconds since the epoch by the clock that stamps the stream's messages, as in `Delivery.published_at`."""
         ...
 
-    async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
-        """The messages of one subject that the stream still holds, oldest first, at most `limit`."""
+    async def read(self, stream: str, subject: str, limit: int, from_sequence: int = 1) -> list[Message]:
+        """The messages of one subject that the stream still holds, oldest first, from this position in the stream on,
+        at most `limit`."""
         ...
 
     async def last(self, stream: str, subject: str) -> Message | None: ...
@@ -157,6 +158,10 @@ class Bus(Protocol):
         ...
 
     async def num_messages(self, stream: str) -> int: ...
+
+    async def purge(self, stream: str, subject: str) -> None:
+        """Deletes all messages of a subject. No error if there is none."""
+        ...
 
     # Key-value buckets.
 
@@ -178,7 +183,9 @@ class Bus(Protocol):
         """Raises RevisionConflict if `revision` is given and not current. No error if the key is absent."""
         ...
 
-    async def entries(self, bucket: str) -> list[Entry]: ...
+    async def entries(self, bucket: str, under: str = "") -> list[Entry]:
+        """All, or those whose key begins with `under` and a dot."""
+        ...
 
     async def watch(self, bucket: str, handler: WatchHandler) -> Subscription:
         """Calls `handler(entry, key)` for every key now and at each change; entry is None for a removed key. After a

@@ -223,9 +223,10 @@ class MemoryBus:
         self.broker.stream(stream)
         return time.time()
 
-    async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
+    async def read(self, stream: str, subject: str, limit: int, from_sequence: int = 1) -> list[Message]:
         self._check()
-        return self.broker.stream(stream).read(subject)[:limit]
+        messages = self.broker.stream(stream).read(subject)
+        return [message for message in messages if message.stream_sequence >= from_sequence][:limit]
 
     async def last(self, stream: str, subject: str) -> Message | None:
         self._check()
@@ -249,6 +250,12 @@ class MemoryBus:
     async def num_messages(self, stream: str) -> int:
         self._check()
         return self.broker.stream(stream).num_messages()
+
+    async def purge(self, stream: str, subject: str) -> None:
+        self._check()
+        found = self.broker.stream(stream)
+        for message in found.read(subject):
+            found.remove(message.stream_sequence)
 
     # Key-value buckets.
 
@@ -300,8 +307,9 @@ class MemoryBus:
         self.broker.stream(bucket_stream(bucket)).remove(current.revision)
         self.broker.deliver(Message(bucket_subject(bucket, key), b"", {"KV-Operation": "DEL"}))
 
-    async def entries(self, bucket: str) -> list[Entry]:
-        messages = await self.read(bucket_stream(bucket), bucket_subject(bucket, ">"), 1_000_000)
+    async def entries(self, bucket: str, under: str = "") -> list[Entry]:
+        keys = f"{under}.>" if under else ">"
+        messages = await self.read(bucket_stream(bucket), bucket_subject(bucket, keys), 1_000_000)
         return [_entry_of(bucket, message) for message in messages]
 
     async def watch(self, bucket: str, handler: WatchHandler) -> MemorySubscription:

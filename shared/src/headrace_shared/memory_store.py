@@ -35,9 +35,13 @@ class MemoryStream:
         self._waiters: set[asyncio.Event] = set()
 
     def refuses(self, size: int) -> bool:
-        """A work queue that is full. Other streams drop their oldest messages instead."""
+        """A stream that is full and must not drop anything. Others drop their oldest messages instead."""
         self._expire()
-        return self.spec.work_queue and self._is_over(1, size)
+        return self._keeps_all and self._is_over(1, size)
+
+    @property
+    def _keeps_all(self) -> bool:
+        return self.spec.work_queue or self.spec.is_lossless
 
     def _is_over(self, num_more: int, size: int) -> bool:
         """With `num_more` messages of `size` bytes in all added."""
@@ -63,7 +67,7 @@ class MemoryStream:
             same = [s for s, (other, _) in self.stored.items() if other.subject == message.subject]
             for old in same[: -self.spec.max_per_subject]:
                 self.remove(old)
-        while not self.spec.work_queue and self._is_over(0, 0):
+        while not self._keeps_all and self._is_over(0, 0):
             self.remove(next(iter(self.stored)))
         self.changed()
         return sequence

@@ -145,8 +145,8 @@ class NatsBus:
     async def clock(self, stream: str) -> float:
         return await self._streams.clock(stream)
 
-    async def read(self, stream: str, subject: str, limit: int) -> list[Message]:
-        return await self._streams.read(stream, subject, limit)
+    async def read(self, stream: str, subject: str, limit: int, from_sequence: int = 1) -> list[Message]:
+        return await self._streams.read(stream, subject, limit, from_sequence)
 
     async def last(self, stream: str, subject: str) -> Message | None:
         return await self._streams.last(stream, subject)
@@ -162,6 +162,9 @@ class NatsBus:
 
     async def num_messages(self, stream: str) -> int:
         return await self._streams.num_messages(stream)
+
+    async def purge(self, stream: str, subject: str) -> None:
+        await self._streams.purge(stream, subject)
 
     async def ensure_bucket(self, spec: BucketSpec) -> None:
         await _patiently(lambda: self._buckets.ensure_bucket(spec))
@@ -181,8 +184,8 @@ class NatsBus:
     async def remove(self, bucket: str, key: str, revision: int | None = None) -> None:
         await self._buckets.remove(bucket, key, revision)
 
-    async def entries(self, bucket: str) -> list[Entry]:
-        return await self._buckets.entries(bucket)
+    async def entries(self, bucket: str, under: str = "") -> list[Entry]:
+        return await self._buckets.entries(bucket, under)
 
     async def watch(self, bucket: str, handler: WatchHandler) -> Subscription:
         watch = Watch(self._store, self._streams, bucket, handler, self._watches.discard)

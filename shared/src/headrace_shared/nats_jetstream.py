@@ -108,13 +108,14 @@ class JetStream:
                 "subjects": list(spec.subjects),
                 "retention": "workqueue" if spec.work_queue else "limits",
                 # A full work queue must refuse: discarding old ones would delete requests that nobody has seen.
-                "discard": "new" if spec.work_queue else "old",
+                "discard": "new" if spec.work_queue or spec.is_lossless else "old",
                 "storage": "memory" if spec.in_memory else "file",
                 "max_msgs": -1 if spec.max_messages is None else spec.max_messages,
                 "max_bytes": -1 if spec.max_bytes is None else spec.max_bytes,
                 "max_msgs_per_subject": -1 if spec.max_per_subject is None else spec.max_per_subject,
                 "max_age": _ns(max_age_s),
                 "duplicate_window": _ns(min(DEDUPE_WINDOW_S, max_age_s or DEDUPE_WINDOW_S)),
+                "allow_rollup_hdrs": spec.allows_rollup,
             }
         )
 
@@ -175,6 +176,9 @@ class JetStream:
         num_messages: int = state["messages"]
         return num_messages
 
+    async def purge(self, stream: str, subject: str) -> None:
+        await self.must(f"STREAM.PURGE.{stream}", {"filter": subject})
+
     # Reading without a consumer.
 
     async def last(self, stream: str, subject: str) -> Message | None:
@@ -187,10 +191,10 @@ class JetStream:
             return None
         return _stored_message(reply)
 
-    async def read(self, stream: str, subject: str, limit: int | None) -> list[Message]:
+    async def read(self, stream: str, subject: str, limit: int | None, from_sequence: int = 1) -> list[Message]:
         """At most `limit` messages, oldest first; None: all, which must be bounded by the stream's own limits."""
         messages: list[Message] = []
-        sequence = 1
+        sequence = from_sequence
         while limit is None or len(messages) < limit:
             count = BATCH_MESSAGES if limit is None else min(BATCH_MESSAGES, limit - len(messages))
             batch, is_end = await self._read_batch(stream, subject, sequence, count)

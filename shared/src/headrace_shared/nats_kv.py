@@ -62,8 +62,9 @@ class KeyValue:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
         await self._streams.publish(bucket_subject(bucket, key), b"", headers)
 
-    async def entries(self, bucket: str) -> list[Entry]:
-        messages = await self._streams.read(bucket_stream(bucket), bucket_subject(bucket, ">"), None)
+    async def entries(self, bucket: str, under: str) -> list[Entry]:
+        keys = f"{under}.>" if under else ">"
+        messages = await self._streams.read(bucket_stream(bucket), bucket_subject(bucket, keys), None)
         # A key that changed while we read is there twice.
         newest = {message.subject: message for message in messages}
         return [entry_of(bucket, message) for message in newest.values() if not is_removal(message)]

@@ -15,10 +15,13 @@
     stories.<scheduler>                   StoryQuery
     told.<router>                         Story
     flight.<scheduler>                    FlightPart, kept by the stream FLIGHT: what the schedulers' cores saw and did
+    batchresults.<batch>                  stream BATCH_RESULTS: what has come of a batch's lines
+    $O.<bucket>.C.<object>, ….M.<name>    stream OBJ_<bucket>: pieces and descriptions of stored objects
 
 Names that come from outside (models) pass through `subject_token`; ids of ours are hexadecimal or `<kind>-<hex>`.
 """
 
+import base64
 import hashlib
 import re
 from typing import NamedTuple
@@ -45,6 +48,10 @@ class StreamSpec(NamedTuple):
     max_bytes: int | None = None
     max_age_s: float | None = None
     max_per_subject: int | None = None
+    is_lossless: bool = False
+    """A full stream refuses new messages, as a work queue does, and does not drop its oldest."""
+    allows_rollup: bool = False
+    """A message may say that it replaces all others of its subject."""
 
 
 class ConsumerSpec(NamedTuple):
@@ -64,6 +71,18 @@ class BucketSpec(NamedTuple):
     max_bytes: int
     ttl_s: float | None = None
     in_memory: bool = False
+
+
+def object_stream(bucket: str) -> str:
+    """The stream that holds an object store. Names and layout are those of NATS' own object stores (ADR-20)."""
+    return f"OBJ_{bucket}"
+
+
+def objects_spec(bucket: str, max_bytes: int, max_age_s: float | None = None) -> StreamSpec:
+    subjects = (f"$O.{bucket}.C.>", f"$O.{bucket}.M.>")
+    return StreamSpec(
+        object_stream(bucket), subjects, max_bytes=max_bytes, max_age_s=max_age_s, is_lossless=True, allows_rollup=True
+    )
 
 
 TOKEN_LOG_S = 900.0
@@ -92,6 +111,21 @@ KEYS = BucketSpec("KEYS", max_bytes=64 * MIB)
 """API keys by id, without their secrets."""
 ACCOUNTS = BucketSpec("ACCOUNTS", max_bytes=64 * MIB, ttl_s=2 * 86_400.0)
 """What each API key has used: longer than a day, for the daily quota."""
+FILE_LIFE_S = 30 * 86_400.0
+"""Longest life of a file that a client has stored."""
+_FILE_ROOM_S = 2 * 86_400.0
+"""What is left behind by whoever died while storing or deleting goes with the streams' own age limit."""
+FILES = BucketSpec("FILES", max_bytes=64 * MIB, ttl_s=FILE_LIFE_S + _FILE_ROOM_S)
+"""Files by owner and id: FileRecord. Their content is in the object store of the same name."""
+BATCHES = BucketSpec("BATCHES", max_bytes=128 * MIB, ttl_s=FILE_LIFE_S + _FILE_ROOM_S)
+"""Batches by owner and id: BatchRecord."""
+BATCH_LEASES = BucketSpec("BATCH_LEASES", max_bytes=16 * MIB, ttl_s=7 * 86_400.0)
+"""Which router runs which batch."""
+BATCH_RESULTS = StreamSpec(
+    "BATCH_RESULTS", ("batchresults.*",), max_bytes=1024 * MIB, max_age_s=4 * 86_400.0, is_lossless=True
+)
+"""Longer than a batch may take. Purged when its files are written."""
+FILE_CONTENT = objects_spec(FILES.name, 2048 * MIB, FILE_LIFE_S + _FILE_ROOM_S)
 
 REQUESTS = "REQUESTS"
 """The stream of all queues (`requests_stream`)."""
@@ -249,6 +283,10 @@ def story_subject(router: RouterId) -> str:
     return f"told.{router}"
 
 
+def batch_results_subject(batch: str) -> str:
+    return f"batchresults.{batch}"
+
+
 def flight_subject(scheduler: SchedulerId) -> str:
     return f"flight.{scheduler}"
 
@@ -269,6 +307,19 @@ def bucket_subject(bucket: str, key: str) -> str:
 def bucket_key(bucket: str, subject: str) -> str:
     """The inverse of `bucket_subject`."""
     return subject[len(bucket_subject(bucket, "")) :]
+
+
+def object_chunks_subject(bucket: str, nuid: str) -> str:
+    return f"$O.{bucket}.C.{nuid}"
+
+
+def object_info_subject(bucket: str, name: str) -> str:
+    """Any name makes one safe token."""
+    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def all_object_infos(bucket: str) -> str:
+    return f"$O.{bucket}.M.*"
 
 
 AUTOSCALER_LEASE = "autoscaler"

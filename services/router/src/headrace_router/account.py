@@ -131,12 +131,8 @@ class Account:
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
         """`now` by the broker's clock. As OpenAI's; what other routers have taken in advance counts as used."""
-        key, record = self.key, self.record
         found = []
-        for name, limit, full_at, spare in (
-            ("requests", key.requests_per_minute, record.requests_at, self.spare.requests),
-            ("tokens", key.tokens_per_minute, record.tokens_at, self.spare.tokens),
-        ):
+        for name, limit, full_at, spare in self._rates():
             if limit and math.isfinite(now):
                 found += [
                     (f"x-ratelimit-limit-{name}", str(limit)),
@@ -144,3 +140,20 @@ class Account:
                     (f"x-ratelimit-reset-{name}", duration(min(PERIOD_S, reset_s(full_at, limit, spare, now)))),
                 ]
         return [(name.encode(), value.encode()) for name, value in found]
+
+    def leaves_half(self, now: float) -> bool:
+        """Of each limit a minute at least half is left, what others wait for taken off. `now` by the broker's clock."""
+        wanted = {"requests": self.wanted.requests, "tokens": self.wanted.tokens}
+        return all(
+            2 * (remaining(full_at, limit, spare, now) - wanted[name]) >= limit
+            for name, limit, full_at, spare in self._rates()
+            if limit and math.isfinite(now)
+        )
+
+    def _rates(self) -> tuple[tuple[str, int, float, int], ...]:
+        """(name, limit a minute, when it is full again, what is spare here)"""
+        key, record = self.key, self.record
+        return (
+            ("requests", key.requests_per_minute, record.requests_at, self.spare.requests),
+            ("tokens", key.tokens_per_minute, record.tokens_at, self.spare.tokens),
+        )

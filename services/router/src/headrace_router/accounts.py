@@ -119,6 +119,10 @@ class Accounts:
         """Of the caller's limits now."""
         return [] if identity.key is None else self._account(identity.key).headers(self.clock())
 
+    def leaves_half(self, identity: Identity) -> bool:
+        """The caller has at least half of what it may use in a minute: who can wait does so otherwise."""
+        return identity.key is None or self._account(identity.key).leaves_half(self.clock())
+
     def clock(self) -> float:
         """Seconds since the epoch, as the broker would say."""
         return self._now() + self._offset

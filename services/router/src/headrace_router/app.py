@@ -24,6 +24,8 @@ def make_app(parts: Parts) -> FastAPI:
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
     app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
     app.include_router(make_router(parts))
+    for more in parts.more:
+        app.include_router(more)
     if parts.dashboard is not None:
         app.include_router(make_dashboard_router(parts.dashboard))
     app.add_middleware(Authentication, door=parts.door, refused=parts.metrics.refused)

@@ -111,6 +111,11 @@ class CallStore:
         except BusError as error:
             log.info("idempotency key not freed", error=str(error))
 
+    async def erase(self, owner: str, given_key: str, request_id: RequestId) -> None:
+        """Nobody will ask again. Raises BusError."""
+        await self._bus.remove(IDEMPOTENCY.name, IdempotencyKey(owner, given_key, b"").bucket_key)
+        await self._bus.remove(CALLS.name, request_id)
+
     async def clock(self) -> float:
         """The broker's, for `claimed_at`. Raises BusError."""
         return await self._bus.clock(bucket_stream(IDEMPOTENCY.name))

@@ -139,6 +139,17 @@ class Caller:
         for request in record.requests:
             self._canceller.abort(QueuedRequest(request, None, has_started=True), CancelReason.CLIENT)
 
+    def abort(self, owner: str, name: str) -> None:
+        """Ends a call that this router answers, held or not. `name`: its id, or the one that is shown."""
+        active = self._runner.active.find(owner, name)
+        for prompt in active.plan.prompts if active is not None else ():
+            queued = QueuedRequest(prompt.request, prompt.stream_sequence, prompt.has_started)
+            self._canceller.abort(queued, CancelReason.CLIENT)
+
+    async def forget(self, owner: str, idempotency_key: str, request_id: str) -> None:
+        """The answer has been taken down elsewhere. Raises BusError."""
+        await self._store.erase(owner, idempotency_key, RequestId(request_id))
+
     async def _begin_paid(self, call: Call, parsed: Parsed, options: CallOptions) -> None:
         if options.idempotency_key is not None:
             digest = hashlib.sha256(f"{parsed.endpoint.value}\0".encode() + parsed.data).digest()

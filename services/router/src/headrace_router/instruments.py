@@ -23,6 +23,10 @@ CALLS = Instrument(
     "Calls by how they ended, each once: stop, length, cancelled, timeout, error, rejected, or cut to go on elsewhere.",
     ("model", "outcome"),
 )
+BATCHES_RUNNING = Instrument("gauge", "headrace_batches_running", "Batches that this router works on.")
+BATCH_LINES = Instrument(
+    "counter", "headrace_batch_lines_total", "Requests of batches that are done: completed or failed.", ("outcome",)
+)
 TOKEN_GAP = Instrument(
     "histogram",
     "vllm:inter_token_latency_seconds",

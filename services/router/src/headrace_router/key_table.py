@@ -43,6 +43,13 @@ class KeyTable:
     def has(self, key_id: str) -> bool:
         return key_id in self._keys
 
+    @property
+    def are_required(self) -> bool:
+        return self._are_required
+
+    def get(self, key_id: str) -> ApiKey | None:
+        return self._keys.get(key_id)
+
     def identify(self, authorization: str, api_key: str = "") -> Identity:
         """Who sends these headers (`Authorization`, `x-api-key`). Raises Unauthorized."""
         scheme, _, token = authorization.partition(" ")

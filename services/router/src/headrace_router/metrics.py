@@ -36,6 +36,8 @@ class RouterMetrics:
         self._output_length = metrics.histogram(instruments.OUTPUT_LENGTH)
         self._params_n = metrics.histogram(instruments.PARAMS_N)
         self._params_max_tokens = metrics.histogram(instruments.PARAMS_MAX_TOKENS)
+        self._batch_lines = metrics.counter(instruments.BATCH_LINES)
+        self.batches_running = metrics.gauge(instruments.BATCHES_RUNNING)
         self.token_gaps = metrics.tally(instruments.TOKEN_GAP)
         metrics.alias("vllm:time_to_first_token_seconds", telemetry.TIME_TO_FIRST_TOKEN, _MODEL)
         metrics.alias("vllm:request_time_per_output_token_seconds", telemetry.TIME_PER_OUTPUT_TOKEN, _MODEL)
@@ -66,6 +68,9 @@ class RouterMetrics:
         self._prompt_tokens.labels(model).inc(usage.prompt_tokens)
         self._cached_tokens.labels(model).inc(usage.cached_tokens)
         self._output_tokens.labels(model).inc(usage.completion_tokens)
+
+    def batch_line(self, *, is_good: bool) -> None:
+        self._batch_lines.labels("completed" if is_good else "failed").inc()
 
     def call_ended(self, model: str, outcome: str) -> None:
         """Once for each call. `outcome`: as `instruments.CALLS` says."""

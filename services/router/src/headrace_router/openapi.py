@@ -27,7 +27,10 @@ from headrace_router.answer_schemas import (
     Tokenized,
     Version,
 )
+from headrace_router.batches.answers import BatchList, BatchObject
+from headrace_router.batches.schemas import BatchBody
 from headrace_router.call_options import HEADER_SCHEMAS
+from headrace_router.files.answers import FileDeleted, FileList, FileObject
 from headrace_router.messages_api.answer_schemas import MessageError, MessageObject, TokenCount
 from headrace_router.messages_api.schemas import CountTokensBody, MessagesBody
 from headrace_router.responses_api.answer_schemas import DeletedResponse, InputItems, InputTokens, ResponseObject
@@ -36,7 +39,7 @@ from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, To
 
 SCHEMA_REF = "#/components/schemas/{name}"
 BODIES: tuple[type[BaseModel], ...] = (
-    *(ChatBody, CompletionBody, TokenizeBody, DetokenizeBody),
+    *(ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, BatchBody),
     *(ResponsesBody, InputTokensBody, MessagesBody, CountTokensBody),
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
@@ -51,6 +54,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
         RequestStatus,
         Cancelling,
     ),
+    *(FileObject, FileList, FileDeleted, BatchObject, BatchList),
     *(Health, Alive, ServerLoad, Version, ErrorBody),
     *(ResponseObject, DeletedResponse, InputItems, InputTokens),
     *(MessageObject, TokenCount, MessageError),
@@ -67,7 +71,7 @@ ERRORS = {
     404: "There is no such thing: a model, a request, a path.",
     405: "Not with this method.",
     408: "It took too long: the body to come, or the answer within its time.",
-    409: "The Idempotency-Key is being used right now.",
+    409: "The Idempotency-Key is being used right now; or it cannot be done in the state that the thing is in.",
     410: "The answer is not kept any more.",
     413: "The body, or the prompt with its answer, is too large.",
     415: "The body is no JSON, or compressed.",
@@ -92,14 +96,15 @@ def operation(
     body: type[BaseModel] | None = None,
     media: Iterable[str] = (JSON,),
     headers: Mapping[str, str] | None = None,
+    query: Mapping[str, Mapping[str, Any]] | None = None,
     errors: Iterable[int] = (),
     is_open: bool = False,
     is_list: bool = False,
     error: type[msgspec.Struct] = ErrorBody,
 ) -> dict[str, Any]:
     """For `openapi_extra` of a route. `answer`: of status 200 (one of several), or of each status with a text; None: no
-    JSON. `headers` that it listens to, with what they are for. `is_open`: no key is needed. `is_list`: the answer is a
-    list of these. `error`: the shape of errors."""
+    JSON. `headers` that it listens to, with what they are for; `query`: parameters with their schemas. `is_open`: no
+    key is needed. `is_list`: the answer is a list of these. `error`: the shape of errors."""
     content: dict[str, Any] = {kind: {"schema": _schema(answer, kind, is_list=is_list)} for kind in media}
     answers: dict[str, Any] = {"200": {"description": "As asked for.", "content": content}}
     if isinstance(answer, Mapping):
@@ -122,6 +127,10 @@ def operation(
             }
             for name, text in headers.items()
         ]
+    if query:
+        described.setdefault("parameters", []).extend(
+            {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in query.items()
+        )
     if body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(body)}}}
     return described

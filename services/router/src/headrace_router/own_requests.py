@@ -90,7 +90,8 @@ class OwnRequests:
     def started(self, own: Own, now: float) -> float:
         """The first token is there; returns how long it took."""
         waited_s = now - own.queued_at
-        self._ttfts.append((now, waited_s))
+        if own.prompt.request.lane is Lane.INTERACTIVE:  # who may wait says nothing about how long others do
+            self._ttfts.append((now, waited_s))
         return waited_s
 
     def remove(self, request_id: RequestId) -> None:

@@ -1,6 +1,6 @@
 """Paths to handlers. No logic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -64,6 +64,8 @@ class Parts(NamedTuple):
     """None: switched off."""
     traces: CallTraces | None = None
     """None: nothing is traced."""
+    more: Sequence[APIRouter] = ()
+    """Further routes."""
 
 
 def make_router(parts: Parts) -> APIRouter:

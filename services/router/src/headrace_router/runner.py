@@ -25,7 +25,7 @@ from headrace_router.unattended import Unattended
 from headrace_router.writers import make_writer
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, QueueFull, RequestError, ServiceFailure
-from headrace_shared.messages import Audience, CancelReason, FinishReason, RequestId
+from headrace_shared.messages import Audience, CancelReason, FinishReason, Lane, RequestId
 
 log = structlog.get_logger(__name__)
 
@@ -185,12 +185,18 @@ class Runner:
         left_s = plan.timeout_s - (time.monotonic() - call.arrived_at)
         if left_s <= 0.0:
             raise ServiceFailure("The request took too long.", code="timeout")
+        # Who is in the batch lane gives way to others in the middle of an answer, too.
+        may_stall = plan.prompts[0].request.lane is Lane.BATCH
         return Generation(
             plan.prompts,
             bus=self._bus,
             table=self._table,
             canceller=self._canceller,
-            limits=limits._replace(request_timeout_s=left_s, publish_timeout_s=min(left_s, limits.publish_timeout_s)),
+            limits=limits._replace(
+                request_timeout_s=left_s,
+                publish_timeout_s=min(left_s, limits.publish_timeout_s),
+                stall_timeout_s=left_s if may_stall else limits.stall_timeout_s,
+            ),
             leave=self._leave,
             follows=plan.follows,
             told=plan.told,

@@ -11,6 +11,8 @@ from headrace_router.accounts import Accounts
 from headrace_router.app import make_app
 from headrace_router.attachments import Attachments
 from headrace_router.authentication import Door
+from headrace_router.batches.assembly import open_storage
+from headrace_router.batches.runner import BatchRunner
 from headrace_router.bodies import BodyLimits
 from headrace_router.call_response import ClientLimits
 from headrace_router.call_status import CallStatus
@@ -153,6 +155,7 @@ class RouterService:
         dashboard = start_dashboard(service, bus, models, metrics.journal) if settings.dashboard else None
         door = Door(keys, settings.open_metrics, accounts.headers, has_pages=dashboard is not None)
         traces = CallTraces(service.tracing, settings.trace_content) if service.tracing is not None else None
+        storage = await open_storage(bus, router, caller, keys, accounts, metrics, settings)
         app = make_app(
             Parts(
                 caller,
@@ -167,6 +170,7 @@ class RouterService:
                 messages,
                 dashboard,
                 traces,
+                storage.routers,
             )
         )
         server = make_server(
@@ -178,6 +182,7 @@ class RouterService:
         service.spawn(accounts.run(), "accounts")
         service.spawn(attachments.run(), "attachments")
         service.spawn(responses.run(), "background-responses")
+        service.spawn(storage.runner.run(), "batches")
         service.spawn(service.report(bus, lambda: service.not_ready() or "ready", gauges), "telemetry")
         service.set_ready(not_ready)
         # Who is let in earlier would be told that there is no such model. Connections wait at the listener.
@@ -185,9 +190,14 @@ class RouterService:
         serving = asyncio.create_task(server.serve([listener]), name="web-server")
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port)
+        leaving = asyncio.create_task(_leave_batches(service, storage.runner), name="leaving-batches")
         try:
             await self._until_done(service, server, serving, table)
         finally:
+            if not service.draining.is_set():
+                leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            await storage.runner.close()
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
             await responses.close()
@@ -216,6 +226,12 @@ class RouterService:
                 log.warning("cutting what is still running", num_requests=len(table))
                 table.fail_all(Overloaded("The server is shutting down.", retry_after_s=1.0, code="draining"))
         await serving
+
+
+async def _leave_batches(service: Service, runner: BatchRunner) -> None:
+    """At once: others can go on with them while the clients here still get their answers."""
+    await service.draining.wait()
+    await runner.close()
 
 
 def _call_settings(settings: RouterSettings) -> CallSettings:

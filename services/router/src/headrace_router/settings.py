@@ -67,6 +67,26 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     cache_sharing: Literal["tenant", "all"] = "tenant"
     """Who shares cached prompts: callers of one tenant, or all. Shared ones answer faster, and by that tell who has
     asked the same before."""
+    max_file_bytes: Annotated[int, Meta(ge=1024, le=1 << 31)] = 100 * 1024 * 1024
+    """Largest file that a client may store (/v1/files). All files together have 2 GiB in the broker."""
+    file_quota_bytes: Annotated[int, Meta(ge=1024, le=1 << 40)] = 512 * 1024 * 1024
+    """Most bytes of one tenant's files."""
+    file_quota_count: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    """Most files of one tenant."""
+    upload_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 600.0
+    """Longest time for a client to send a file."""
+    max_batch_lines: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
+    """Most requests in a batch (/v1/batches)."""
+    batch_concurrency: Annotated[int, Meta(ge=1, le=1000)] = 16
+    """Most requests of a batch at once. An API key's limit of concurrent requests lowers it to half of that."""
+    max_active_batches: Annotated[int, Meta(ge=1, le=1000)] = 16
+    """Most batches that are worked on at once, over all routers; the others wait."""
+    max_active_batches_per_tenant: Annotated[int, Meta(ge=1, le=1000)] = 4
+    """Most of those of one tenant."""
+    max_unfinished_batches: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    """Most unfinished batches of one tenant."""
+    batch_window_s: Annotated[float, Meta(gt=0, le=86400)] = 86_400.0
+    """Time that a batch has; what is not done then has expired."""
     dashboard: bool = True
     """Serve the live page at /dashboard."""
     trace_content: bool = False

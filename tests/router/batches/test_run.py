@@ -1,0 +1,296 @@
+"""A batch that is interrupted at any moment, and worked on by two at once, still names every line once."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import msgspec
+import pytest
+
+from headrace_router.batches.execution import LineExecutor
+from headrace_router.batches.journal import Journal
+from headrace_router.batches.record import BatchRecord, BatchState, cancelled, taken
+from headrace_router.batches.results import LineResult
+from headrace_router.batches.run import BatchRun, Parts, RunSettings
+from headrace_router.batches.store import BatchStore, Superseded
+from headrace_router.call import Call
+from headrace_router.files.library import FileLibrary, FileLimits
+from headrace_router.files.record import Quota
+from headrace_router.identity import Identity
+from headrace_router.metrics import RouterMetrics
+from headrace_router.owners import owner_token
+from headrace_shared.errors import BusError, Forbidden, InvalidRequest, Overloaded, QueueFull, ServiceFailure
+from headrace_shared.memory_bus import MemoryBus
+from headrace_shared.subjects import BATCH_RESULTS, FILES
+from headrace_shared.telemetry import Metrics
+
+URL = "/v1/completions"
+OWNER = "tenant:x"
+
+
+class World:
+    """A broker, and an endpoint that answers with what it was asked."""
+
+    def __init__(self, seed: int = 0, bus: MemoryBus | None = None) -> None:
+        self.bus = bus or MemoryBus()
+        self.chance = random.Random(seed)
+        self.now = 1_000.0
+        self.trouble = 0.0
+        self.answered: Counter[str] = Counter()
+        self.aborted: list[str] = []
+        self.keys: set[str] = set()
+        self.forgotten: set[str] = set()
+        self.store, self.journal = BatchStore(self.bus), Journal(self.bus)
+        limits = FileLimits(Quota(100, 10**9), 10**8, 60.0)
+        self.library = FileLibrary(self.bus, limits, lambda: self.now)
+        executor = LineExecutor(
+            {URL: self.answer}, RouterMetrics(Metrics()), lambda _, name: self.aborted.append(name), self.forget
+        )
+        settings = RunSettings(max_lines=1000, concurrency=8, max_result_bytes=10**6)
+        self.parts = Parts(
+            self.store,
+            self.journal,
+            self.library,
+            executor,
+            self.identify,
+            lambda _: True,
+            settings,
+            lambda: self.now,
+        )
+
+    async def forget(self, owner: str, key: str, request_id: str) -> None:
+        self.forgotten.add(key)
+
+    def identify(self, record: BatchRecord) -> Identity:
+        return Identity(record.owner)
+
+    async def answer(self, call: Call, data: bytes) -> None:
+        body = json.loads(data)
+        self.keys.add(call.headers["Idempotency-Key"])
+        assert call.headers["Headrace-Lane"] == "batch"
+        await asyncio.sleep(self.chance.uniform(0.0, 0.004))
+        if self.chance.random() < self.trouble:
+            raise self.chance.choice([Overloaded("", retry_after_s=0.0), ServiceFailure("")])
+        if body.get("bad"):
+            raise Forbidden("no", code="model_not_allowed")
+        self.answered[body["prompt"]] += 1
+        await call.send({"type": "http.response.start", "status": 200, "headers": []})
+        await call.send({"type": "http.response.body", "body": msgspec.json.encode({"text": body["prompt"]})})
+
+    async def open(self) -> "World":
+        await self.library.open()
+        await self.store.open()
+        await self.journal.open()
+        return self
+
+    async def batch(self, num_lines: int, num_bad: int = 0, window_s: int = 10_000) -> BatchRecord:
+        draft = await self.library.begin(owner_token(OWNER), "in", 0, 10**7)
+        for number in range(num_lines):
+            body = {"model": "m", "prompt": f"p{number}", "bad": number < num_bad}
+            told = {"custom_id": f"c{number}", "method": "POST", "url": URL, "body": body}
+            await draft.write(json.dumps(told).encode() + b"\n")
+        file = await self.library.finish(draft, "batch", 86_400)
+        record = BatchRecord(
+            batch_id="batch_1",
+            owner=OWNER,
+            key_id="",
+            endpoint=URL,
+            input_file_id=file.file_id,
+            created_at=int(self.now),
+            expires_at=int(self.now) + window_s,
+            output_life_s=3600,
+        )
+        await self.store.create(record)
+        return record
+
+    async def take(self, record: BatchRecord) -> BatchRun:
+        record = await self.store.change(record, lambda now: taken(now, now.epoch + 1, self.now))
+        return BatchRun(record, self.parts)
+
+    async def record(self) -> BatchRecord:
+        kept = await self.store.get(OWNER, "batch_1")
+        assert kept is not None
+        return kept.record
+
+    async def lines(self, file_id: str) -> list[dict[str, object]]:
+        if not file_id:
+            return []
+        stored = await self.library.stored(owner_token(OWNER), file_id)
+        async with aclosing(self.library.content(stored)) as pieces:
+            content = b"".join([piece async for piece in pieces])
+        return [json.loads(text) for text in content.splitlines()]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MIN_WAIT_S", "MAX_WAIT_S"):
+        monkeypatch.setattr(f"headrace_router.batches.verdict.{name}", 0.001)
+    monkeypatch.setattr("headrace_router.batches.run.REPORT_S", 0.01)
+    monkeypatch.setattr("headrace_router.batches.journal.FULL_WAIT_S", 0.01)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_interruptions_at_any_moment(seed: int, quick: None) -> None:
+    world = await World(seed).open()
+    world.trouble = 0.1
+    record = await world.batch(100, num_bad=7)
+    zombies: list[asyncio.Task[None]] = []
+    num_lives = 0
+    while not (await world.record()).is_over:
+        num_lives += 1
+        task = asyncio.create_task((await world.take(record)).run())
+        await asyncio.wait([task], timeout=world.chance.uniform(0.0, 0.04 * num_lives))
+        if world.chance.random() < 0.3:
+            zombies.append(task)  # frozen, say: it goes on beside the next one
+            continue
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    ends = await asyncio.gather(*zombies, return_exceptions=True)
+    assert all(end is None or isinstance(end, Superseded | BusError | asyncio.CancelledError) for end in ends), ends
+    over = await world.record()
+    assert over.state is BatchState.COMPLETED and num_lives > 1
+    output, errors = await world.lines(over.output_file_id), await world.lines(over.error_file_id)
+    ids = Counter(line["custom_id"] for line in output + errors)
+    assert ids == Counter(f"c{number}" for number in range(100))
+    assert (over.total, over.completed, over.failed) == (100, len(output), len(errors))
+    assert {f"c{number}" for number in range(7)} <= {line["custom_id"] for line in errors}
+    for line in output:
+        number = str(line["custom_id"]).removeprefix("c")
+        assert line["response"]["body"] == {"text": f"p{number}"}  # type: ignore[index]  # of a good line
+    # Whatever took turns: the same line has the same key, so that the queue has it once.
+    assert len(world.keys) == 100
+    assert await world.bus.num_messages(BATCH_RESULTS.name) == 0
+    kept = {file.file_id for file in await world.library.all_of(owner_token(OWNER))}
+    assert kept == {record.input_file_id, over.output_file_id, over.error_file_id}
+    world.now += 2 * 86_400
+    await world.library.sweep(())
+    assert len(await world.bus.entries(FILES.name)) == 0
+
+
+async def test_a_successor_does_not_run_what_is_done(quick: None) -> None:
+    world = await World().open()
+    record = await world.batch(200)
+    first = asyncio.create_task((await world.take(record)).run())
+    while sum(world.answered.values()) < 50:  # noqa: ASYNC110 - no event tells it
+        await asyncio.sleep(0.001)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    num_done = len((await world.journal.done(record.batch_id)).numbers)
+    assert num_done > 30
+    before = sum(world.answered.values())
+    await (await world.take(record)).run()
+    assert sum(world.answered.values()) == before + 200 - num_done
+    assert (await world.record()).completed == 200
+
+
+async def test_a_former_owner_changes_nothing(quick: None) -> None:
+    world = await World().open()
+    record = await world.batch(20)
+    former = await world.take(record)
+    await (await world.take(record)).run()
+    over = await world.record()
+    with pytest.raises(Superseded):
+        await former.run()
+    assert await world.record() == over
+    assert len(await world.lines(over.output_file_id)) == 20
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.005, 0.02])
+async def test_cancelled_at_any_moment(moment: float, quick: None) -> None:
+    world = await World().open()
+    record = await world.batch(100)
+    run = await world.take(record)
+    task = asyncio.create_task(run.run())
+    await asyncio.sleep(moment)
+    run.on_change(await world.store.change(record, lambda now: cancelled(now, world.now)))
+    await task
+    over = await world.record()
+    assert over.state is BatchState.CANCELLED
+    named = [*await world.lines(over.output_file_id), *await world.lines(over.error_file_id)]
+    assert len({line["custom_id"] for line in named}) == len(named) == over.total
+    if over.total:
+        assert over.completed == len(await world.lines(over.output_file_id)) and len(world.aborted) > 0
+
+
+async def test_a_key_is_used_again_only_when_its_answer_is_lost() -> None:
+    class Lost(World):
+        async def answer(self, call: Call, data: bytes) -> None:
+            key = call.headers["Idempotency-Key"]
+            if key.endswith("/0"):
+                self.keys.add(key)
+                raise InvalidRequest("", code="answer_expired")
+            await super().answer(call, data)
+
+    world = await Lost().open()
+    await (await world.take(await world.batch(3))).run()
+    assert world.keys == {f"batch_1/{line}/{attempt}" for line in (1, 2, 3) for attempt in (0, 1)}
+    assert world.forgotten == {f"batch_1/{line}/1" for line in (1, 2, 3)}
+    assert (await world.record()).completed == 3
+
+
+async def test_results_wait_for_room(quick: None) -> None:
+    class Full(MemoryBus):
+        num_refused = 0
+
+        async def enqueue(self, subject: str, data: bytes, *, message_id: str, headers: object = None) -> int:
+            if subject.startswith("batchresults.") and self.num_refused < 20:
+                self.num_refused += 1
+                raise QueueFull("full")
+            return await super().enqueue(subject, data, message_id=message_id)
+
+    world = await World(bus=Full()).open()
+    await (await world.take(await world.batch(10))).run()
+    assert (await world.record()).completed == 10 and sum(world.answered.values()) == 10
+
+
+async def test_an_input_that_is_lost_fails_the_batch(quick: None) -> None:
+    world = await World().open()
+    record = await world.batch(10)
+    await world.library.discard(owner_token(OWNER), record.input_file_id)
+    await (await world.take(record)).run()
+    over = await world.record()
+    assert over.state is BatchState.FAILED and over.errors[0].code == "input_file_lost"
+
+
+async def test_the_journal_gives_each_line_once() -> None:
+    world = await World().open()
+    for number in (1, 2, 1, 3, 2):
+        result = LineResult(number=number, custom_id=str(number), status=200 if number < 3 else 500)
+        await world.journal.add("batch_1", result)
+        await world.journal.add("batch_2", result)
+    assert (await world.journal.done("batch_1"))[:2] == ({1, 2, 3}, 2)
+
+    async def numbers(results: AsyncIterator[LineResult]) -> list[int]:
+        return [result.number async for result in results]
+
+    assert await numbers(world.journal.results("batch_1")) == [1, 2, 3]
+    await world.journal.purge("batch_1")
+    assert await numbers(world.journal.results("batch_1")) == []
+    assert await numbers(world.journal.results("batch_2")) == [1, 2, 3]
+
+
+async def test_a_batch_takes_no_more_than_its_share_of_the_journal(quick: None) -> None:
+    world = await World().open()
+    world.parts = world.parts._replace(settings=RunSettings(max_lines=1000, concurrency=1, max_result_bytes=500))
+    await (await world.take(await world.batch(30))).run()
+    over = await world.record()
+    errors = await world.lines(over.error_file_id)
+    assert 2 <= over.completed < 15 and len(errors) == 30 - over.completed == 30 - sum(world.answered.values())
+    codes = {line["response"]["body"]["error"]["code"] for line in errors}  # type: ignore[index]  # of a failed line
+    assert codes == {"batch_results_too_large"}
+
+
+async def test_an_answer_that_is_no_json_is_an_error_of_its_line() -> None:
+    class Streaming(World):
+        async def answer(self, call: Call, data: bytes) -> None:
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+            await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+            await call.send({"type": "http.response.body", "body": b"data: [DONE]"})
+
+    world = await Streaming().open()
+    await (await world.take(await world.batch(1))).run()
+    (line,) = await world.lines((await world.record()).error_file_id)
+    assert line["response"]["status_code"] == 400  # type: ignore[index]  # of a failed line

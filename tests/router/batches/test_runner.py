@@ -1,0 +1,174 @@
+"""Who runs which batch: leases, turns, and what becomes of them in trouble."""
+
+import asyncio
+
+import pytest
+
+from headrace_router.batches import runner as runner_module
+from headrace_router.batches.record import BatchRecord, BatchState
+from headrace_router.batches.runner import BatchRunner
+from headrace_router.batches.turns import ActiveLimits
+from headrace_router.call import Call
+from headrace_router.owners import owner_token
+from headrace_shared.errors import BusUnavailable
+from headrace_shared.memory_bus import MemoryBus
+from headrace_shared.subjects import FILES
+from headrace_shared.tasks import end
+from tests.router.batches.test_run import OWNER, URL, World
+from tests.router.support import until
+
+
+class Routers:
+    """So many runners on one broker, each with a connection of its own."""
+
+    def __init__(self, world: World, count: int) -> None:
+        self.runners: list[BatchRunner] = []
+        self.buses: list[MemoryBus] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self._world, self._count = world, count
+
+    async def __aenter__(self) -> "Routers":
+        for number in range(self._count):
+            bus = MemoryBus(self._world.bus.broker)
+            runner = BatchRunner(bus, f"router-{number}", self._world.parts, ActiveLimits(4, 4))
+            await runner.open()
+            self.buses.append(bus)
+            self.runners.append(runner)
+            self.tasks.append(asyncio.create_task(runner.run()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self.tasks:
+            await end(task)
+        for runner in self.runners:
+            await runner.close()
+
+    @property
+    def num_running(self) -> list[int]:
+        return [runner.num_running for runner in self.runners]
+
+
+class Slow(World):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def answer(self, call: Call, data: bytes) -> None:
+        await self.go.wait()
+        await super().answer(call, data)
+
+
+async def batches(world: World, count: int) -> list[BatchRecord]:
+    first = await world.batch(5)
+    records = [first]
+    for number in range(2, count + 1):
+        record = BatchRecord(
+            batch_id=f"batch_{number}",
+            owner=OWNER,
+            key_id="",
+            endpoint=URL,
+            input_file_id=first.input_file_id,
+            created_at=world.now + number,
+            expires_at=first.expires_at,
+            output_life_s=3600,
+        )
+        await world.store.create(record)
+        records.append(record)
+    return records
+
+
+async def states(world: World) -> set[BatchState]:
+    return {record.state for record in await world.store.all_of(OWNER)}
+
+
+async def test_routers_share_the_batches_and_each_is_run_once() -> None:
+    world = Slow()
+    await world.open()
+    async with Routers(world, 2) as routers:
+        await batches(world, 6)
+        await until(lambda: sum(routers.num_running) == 4)
+        await asyncio.sleep(0.5)
+        assert sum(routers.num_running) == 4 and min(routers.num_running) >= 1
+        world.go.set()
+        async with asyncio.timeout(10.0):
+            while await states(world) != {BatchState.COMPLETED}:  # noqa: ASYNC110 - the broker's state
+                await asyncio.sleep(0.02)
+        assert set(world.answered.values()) == {6} and len(world.keys) == 30
+        await until(lambda: sum(routers.num_running) == 0)
+
+
+async def test_a_router_that_is_cut_off_gives_up_and_another_goes_on() -> None:
+    world = Slow()
+    await world.open()
+    async with Routers(world, 2) as routers:
+        await batches(world, 1)
+        await until(lambda: sum(routers.num_running) == 1)
+        owner = routers.num_running.index(1)
+        # No renewal of its leases comes through any more.
+        routers.buses[owner]._is_closed = True
+        await until(lambda: routers.num_running[owner] == 0 and routers.num_running[1 - owner] == 1, 10.0)
+        world.go.set()
+        async with asyncio.timeout(10.0):
+            while await states(world) != {BatchState.COMPLETED}:  # noqa: ASYNC110 - the broker's state
+                await asyncio.sleep(0.02)
+        assert set(world.answered.values()) == {1}
+
+
+async def test_a_batch_in_trouble_is_tried_again_and_hinders_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "MIN_BACKOFF_S", 0.05)
+
+    class Troubled(World):
+        num_times = 0
+
+        async def stored(self, owner: str, file_id: str) -> object:
+            self.num_times += 1
+            if self.num_times < 4:
+                raise BusUnavailable("not now") if self.num_times % 2 else RuntimeError("a fault")
+            return await type(self.library).stored(self.library, owner, file_id)
+
+    world = Troubled()
+    await world.open()
+    monkeypatch.setattr(world.library, "stored", world.stored)
+    async with Routers(world, 1):
+        await batches(world, 1)
+        async with asyncio.timeout(10.0):
+            while await states(world) != {BatchState.COMPLETED}:  # noqa: ASYNC110 - the broker's state
+                await asyncio.sleep(0.02)
+    assert (await world.record()).epoch == 4
+
+
+async def test_batches_of_a_newer_version_are_left_to_it() -> None:
+    world = await World().open()
+    async with Routers(world, 1) as routers:
+        await world.store.create(
+            BatchRecord(
+                batch_id="batch_9",
+                owner=OWNER,
+                key_id="",
+                endpoint="/v9/new",
+                input_file_id="",
+                created_at=1.0,
+                expires_at=2,
+                output_life_s=3600,
+            )
+        )
+        await asyncio.sleep(0.5)
+        assert routers.num_running == [0] and await states(world) == {BatchState.VALIDATING}
+
+
+async def test_one_router_tidies_up_and_nothing_runs_while_there_is_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "SWEEP_S", 0.3)
+    world = await World().open()
+    record = await world.batch(5)
+    async with Routers(world, 2) as routers:
+        async with asyncio.timeout(10.0):
+            while not (await world.record()).is_over:  # noqa: ASYNC110 - the broker's state
+                await asyncio.sleep(0.02)
+        world.now += 40 * 86_400
+        async with asyncio.timeout(10.0):
+            while await world.bus.entries(FILES.name):  # noqa: ASYNC110 - the broker's state
+                await asyncio.sleep(0.02)
+        await until(lambda: all(runner._keeper is None for runner in routers.runners))
+    assert await world.library.all_of(owner_token(OWNER)) == [] and record.input_file_id
