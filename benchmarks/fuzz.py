@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.all_targets import all_targets
-from tests.fuzz.fuzzing import Findings, Target, fuzz
+from tests.fuzz.fuzzing import Findings, Target, fuzz, peak_memory_mib
 from tests.fuzz.http import fuzz_http
 
 ROUND = 200
@@ -49,12 +49,15 @@ def main() -> int:
             fuzz(target, random, ROUND, findings)
         if options.only in "http":
             asyncio.run(fuzz_http(random, ROUND * 5, findings))
-        memory_at_first = memory_at_first or _memory_mib()
+        memory_at_first = memory_at_first or peak_memory_mib()
     for name in findings.num_runs:
         runs, accepted = findings.num_runs[name], findings.num_accepted[name]
         share = accepted / max(1, runs)
-        print(f"{name:45} {runs:10,} runs  {share:5.1%} valid  {findings.slowest_s[name]:6.3f} s at most")
-    print(f"{findings.num_runs.total():,} runs, {memory_at_first} MiB after one round, {_memory_mib()} MiB in the end")
+        most = f"{findings.slowest_s[name]:6.3f} s and {findings.growth_mib.get(name, 0):4} MiB at most"
+        print(f"{name:45} {runs:10,} runs  {share:5.1%} valid  {most}")
+    print(
+        f"{findings.num_runs.total():,} runs, {memory_at_first} MiB after one round, {peak_memory_mib()} MiB in the end"
+    )
     for number, failure in enumerate(findings.failures):
         (folder / f"failure-{number}").write_bytes(failure.data)
         print(f"FAILED {failure.target}: {failure.what} (failure-{number})")
@@ -72,11 +75,6 @@ def _noted(target: Target, last: Path) -> Target:
         target.run(data)
 
     return target._replace(run=run)
-
-
-def _memory_mib() -> int:
-    """The most so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def _options() -> argparse.Namespace:

@@ -1,5 +1,6 @@
 """Runs a target with mutated input: only its own errors may come out, soon, and without much memory."""
 
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ SLOW_S = 2.0
 """Generous: machines that run tests are busy."""
 MAX_FAILURES = 20
 MAX_INPUT_BYTES = 1 << 20
+MAX_GROWTH_MIB = 256
+"""By one input, which is no larger than the above."""
 
 
 class Target(NamedTuple):
@@ -37,6 +40,8 @@ class Findings:
     num_accepted: Counter[str] = field(default_factory=Counter)
     """Inputs in which nothing was wrong: a target that has none, or only such, tests nothing."""
     slowest_s: dict[str, float] = field(default_factory=dict)
+    growth_mib: dict[str, int] = field(default_factory=dict)
+    """Of the process' peak of memory, at most, by one run."""
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -49,7 +54,7 @@ def fuzz(target: Target, random: Random, num_runs: int, findings: Findings) -> N
 
 
 def run(target: Target, data: bytes, findings: Findings) -> None:
-    started_at = time.perf_counter()
+    peak_mib, started_at = peak_memory_mib(), time.perf_counter()
     problem = ""
     try:
         target.run(data)
@@ -63,7 +68,13 @@ def run(target: Target, data: bytes, findings: Findings) -> None:
     elapsed_s = time.perf_counter() - started_at
     findings.num_runs[target.name] += 1
     findings.slowest_s[target.name] = max(elapsed_s, findings.slowest_s.get(target.name, 0.0))
-    if not problem and elapsed_s > SLOW_S:
-        problem = f"took {elapsed_s:.1f} s"
+    growth_mib = peak_memory_mib() - peak_mib
+    findings.growth_mib[target.name] = max(growth_mib, findings.growth_mib.get(target.name, 0))
+    if not problem and (elapsed_s > SLOW_S or growth_mib > MAX_GROWTH_MIB):
+        problem = f"took {elapsed_s:.1f} s, {growth_mib} MiB"
     if problem and len(findings.failures) < MAX_FAILURES:
         findings.failures.append(Failure(target.name, problem, data))
+
+
+def peak_memory_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgpack
 
+MOST_REPEATED = 200_000
+"""A list is repeated until it has about so many characters."""
 Mutate = Callable[[Random, bytes], bytes]
 
 NUMBERS = (0, 1, -1, 2, 127, 128, 255, 256, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 10**12)
@@ -124,8 +126,8 @@ def _changed(random: Random, value: Any) -> Any:
                 return {**value, key: _changed(random, value[key])}
     if isinstance(value, list) and value and random.random() < 0.9:
         at = random.randrange(len(value))
-        if random.random() < 0.1 and not any(isinstance(item, str | list | dict) and len(item) > 200 for item in value):
-            return value * max(2, random.choice((2, 100, 3000)) // len(value))
+        if random.random() < 0.1 and (size := len(repr(value))) < MOST_REPEATED:
+            return value * max(2, random.choice((2, 100, MOST_REPEATED // size)) // len(value))
         return [*value[:at], _changed(random, value[at]), *value[at + 1 :]]
     return _odd(random)
 
