@@ -90,7 +90,7 @@ BASE: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **SIZES}
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"num_attention_heads": 5}, "share"),
         ({"head_dim": 7}, "odd"),
-        ({"vocab_size": 0}, "positive"),
+        ({"vocab_size": 0}, "vocab_size .* from 1"),
         ({"vocab_size": "many"}, "config.json"),
         ({"rope_theta": -1.0}, "rope_theta"),
     ],
