@@ -61,6 +61,7 @@ class _Engine:
     """Takes as long as the formula says, and samples the same token for ever."""
 
     looks_ahead = False
+    adapters = None
 
     def __init__(self, facts: WorkerFacts, costs: Costs) -> None:
         self._costs = costs

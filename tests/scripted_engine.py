@@ -101,6 +101,10 @@ class ScriptedEngine:
         return self._facts
 
     @property
+    def adapters(self) -> None:
+        return None
+
+    @property
     def looks_ahead(self) -> bool:
         return self._looks_ahead
 

@@ -20,7 +20,7 @@ from headrace_shared.messages import (
     StopParams,
 )
 from headrace_worker.cuda.engine import CudaEngine
-from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
+from headrace_worker.iteration import AdapterSet, EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.loop import IterationLoop
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -36,6 +36,10 @@ class TimedEngine:
     @property
     def facts(self) -> EngineFacts:
         return self._engine.facts
+
+    @property
+    def adapters(self) -> AdapterSet | None:
+        return self._engine.adapters
 
     @property
     def looks_ahead(self) -> bool:

@@ -50,6 +50,14 @@ async def test_a_key_is_shown_once_and_its_secret_is_stored_nowhere(bus: NatsBus
         assert key.key_id in listed.out and key.secret not in listed.out and "secret" not in listed.out
 
 
+async def test_administrators_are_made_by_an_explicit_word(bus: NatsBus, headrace_keys: Any) -> None:
+    await bus.ensure_bucket(KEYS)
+    for name, words in (("plain", ()), ("root", ("--admin",))):
+        assert (await headrace_keys("create", "--name", name, *words)).code == 0
+    records = [decode(entry.value, ApiKey) for entry in await bus.entries(KEYS.name)]
+    assert {record.name: record.is_admin for record in records} == {"plain": False, "root": True}
+
+
 async def test_tenants_have_queues_of_their_own_and_names_are_unique(bus: NatsBus, headrace_keys: Any) -> None:
     await bus.ensure_bucket(KEYS)
     for name, tenant in (("one", "a"), ("two", "b"), ("three", "a")):

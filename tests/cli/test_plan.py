@@ -1,5 +1,6 @@
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,17 @@ def test_one_process_for_each_service() -> None:
     assert [spec.name for spec in made.services] == ["router-1", "scheduler-1", "worker-1", "autoscaler-1"]
     assert made.workers[0].command == (sys.executable, "-m", "headrace_worker")
     assert all(spec.environ["HEADRACE_NATS_URL"] == "nats://127.0.0.1:4" for spec in made.services)
+
+
+def test_adapters_are_the_workers_business_wherever_they_run() -> None:
+    made = plan(UpSettings(lora=("a=adapters/a", "b=/srv/b"), lora_dir="adapters", workers=2))
+    here = Path.cwd()
+    for spec in made.workers:
+        assert spec.environ["HEADRACE_LORA"] == f"a={here}/adapters/a,b=/srv/b"
+        assert spec.environ["HEADRACE_LORA_DIR"] == f"{here}/adapters"
+    assert not any("HEADRACE_LORA" in spec.environ for spec in [*made.routers, *made.schedulers])
+    with pytest.raises(ConfigError, match="one model"):
+        plan(UpSettings(model=("x", "y"), lora=("a=adapters/a",)))
 
 
 def test_routers_take_ports_in_a_row() -> None:

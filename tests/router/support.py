@@ -22,6 +22,7 @@ from headrace_shared.messages import (
     FinishReason,
     Hello,
     Lane,
+    LoadedAdapter,
     ModelCard,
     Outcome,
     Request,
@@ -117,6 +118,7 @@ class ScriptedWorker:
         self.cancels: list[Cancel] = []
         self.is_taking = True
         self.pull_timeout_s = 0.05
+        self.adapters: tuple[LoadedAdapter, ...] = ()
         self.has_started = False
 
     async def run(self) -> None:
@@ -211,6 +213,7 @@ class ScriptedWorker:
                 context=CONTEXT,
                 max_sequences=16,
                 tokens_per_iteration=256,
+                adapters=self.adapters,
             )
             with contextlib.suppress(BusError):
                 self.bus.publish(hello_subject(self._model, WorkerId("worker-1")), encode(hello))

@@ -48,8 +48,10 @@ def request(
     lane: Lane = Lane.INTERACTIVE,
     weight: float = 1.0,
     num_prompt_logprobs: int | None = None,
+    adapter: str = "",
+    embeds: bool = False,
 ) -> Request:
-    """`prompt`: token ids, or how many. Prompts of different lengths share their beginnings."""
+    """`prompt`: token ids, or how many. Prompts of different lengths share their beginnings. `adapter`: its name."""
     return Request(
         request_id=RequestId(name),
         router=RouterId("router-1"),
@@ -63,6 +65,9 @@ def request(
         priority=priority,
         lane=lane,
         weight=weight,
+        adapter=adapter,
+        adapter_digest=adapter and f"digest of {adapter}",
+        embeds=embeds,
     )
 
 

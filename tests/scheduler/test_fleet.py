@@ -18,6 +18,7 @@ from headrace_shared.messages import (
     DrainVerdict,
     Grant,
     Hello,
+    LoadedAdapter,
     Progress,
     SchedulerId,
     SequenceSnapshot,
@@ -106,7 +107,7 @@ class HandWorker:
         await self.bus.subscribe(f"grants.{self.id}", self._on_control)
         self.hello()
 
-    def hello(self, state: WorkerState = WorkerState.READY) -> None:
+    def hello(self, state: WorkerState = WorkerState.READY, *adapters: LoadedAdapter) -> None:
         hello = Hello(
             worker=self.id,
             model=MODEL,
@@ -117,6 +118,7 @@ class HandWorker:
             context=128,
             max_sequences=4,
             tokens_per_iteration=64,
+            adapters=adapters,
         )
         self.bus.publish(hello_subject(MODEL, self.id), codec.encode(hello))
 

@@ -15,6 +15,18 @@ def test_model_and_salt_do_not_run_together() -> None:
     assert root_hash("ab", "c", 4) != root_hash("a", "bc", 4)
 
 
+def test_the_content_of_an_adapter_counts_and_runs_into_nothing_else() -> None:
+    roots = [
+        ROOT,
+        root_hash("m", "", 4, "a"),
+        root_hash("m", "", 4, "b"),
+        root_hash("m", "a", 4),
+        root_hash("ma", "", 4),
+        root_hash("m", "b", 4, "a"),
+    ]
+    assert len(set(roots)) == len(roots)
+
+
 def test_only_full_blocks_have_a_hash() -> None:
     assert len(extend_chain(ROOT, pack_ids(range(11)), 4)) == 2
     assert extend_chain(ROOT, pack_ids(range(3)), 4) == []

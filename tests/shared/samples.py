@@ -5,6 +5,7 @@ from msgspec import Struct
 from headrace_router.rate_limits import AccountRecord
 from headrace_shared.api_keys import ApiKey, Priority
 from headrace_shared.messages import (
+    AdapterRecord,
     Admission,
     Adopt,
     Attached,
@@ -22,6 +23,7 @@ from headrace_shared.messages import (
     Grant,
     Hello,
     Lane,
+    LoadedAdapter,
     LossRecord,
     ModelCard,
     Outcome,
@@ -84,6 +86,9 @@ REQUEST = Request(
     timeout_s=2.5,
     priority=1,
     weight=2.0,
+    adapter="tiny-poet",
+    adapter_digest="0123456789abcdef",
+    embeds=True,
 )
 ADMISSION = Admission(
     sequence_id=SequenceId(3),
@@ -155,6 +160,7 @@ SAMPLES: dict[str, Struct] = {
         logprobs=(TokenLogprobs(-0.5, (TopLogprob(300, -0.5), TopLogprob(7, -1.5)), 1),),
         finish=FinishReason.STOP,
         num_cached=1,
+        embedding=b"\x00\x00\x80\x3f",
     ),
     "RequestEnded": RequestEnded(
         request_id=REQUEST.request_id, outcome=Outcome.FAILED, code="worker_lost", message="The model failed."
@@ -174,6 +180,10 @@ SAMPLES: dict[str, Struct] = {
         promotion_s=0.25,
         is_parking=True,
         command_epoch=3,
+        adapters=(LoadedAdapter("tiny-poet", "0123456789abcdef", "its rank is too large", 4),),
+    ),
+    "AdapterRecord": AdapterRecord(
+        name="tiny-poet", model="tiny", path="poets/tiny", digest="0123456789abcdef", created=1_700_000_000
     ),
     "WorkerCommand": WorkerCommand(
         worker=WorkerId("worker-01234567"),
@@ -257,6 +267,7 @@ SAMPLES: dict[str, Struct] = {
         priority=Priority.HIGH,
         lane=Lane.BATCH,
         may_overflow=True,
+        is_admin=True,
     ),
     "AccountRecord": AccountRecord(
         requests_at=1_700_000_030.5,

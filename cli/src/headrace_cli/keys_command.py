@@ -52,6 +52,8 @@ class CreateSettings(KeysSettings, frozen=True, kw_only=True):
     """interactive, or batch: only what others leave."""
     overflow: bool = False
     """A smaller model may answer when the one asked for is overloaded."""
+    admin: bool = False
+    """It may load and unload LoRA adapters."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -108,6 +110,7 @@ async def _create(settings: CreateSettings) -> str:
             priority=Priority(settings.priority),
             lane=Lane(settings.lane),
             may_overflow=settings.overflow,
+            is_admin=settings.admin,
         )
         await bus.create(KEYS.name, record.key_id, codec.encode(record))
     if settings.json:

@@ -98,6 +98,10 @@ def make_plan(
         "kv_cache_bytes": settings.kv_cache_bytes,
         "num_threads": settings.num_threads or max(1, num_cores // num_sharing),
     }
+    if settings.lora:
+        worker["lora"] = ",".join(map(_absolute_adapter, settings.lora))
+    if settings.lora_dir:
+        worker["lora_dir"] = Path(settings.lora_dir).expanduser().absolute()
     if settings.sim:
         worker["engine"] = "timing"
     schedulers: list[ProcessSpec] = []
@@ -137,6 +141,11 @@ def worker_places(settings: UpSettings, environ: Mapping[str, str], num_gpus: in
         return ({},) * settings.max_workers
     groups = [",".join(devices[start : start + size]) for start in range(0, len(devices) - size + 1, size)]
     return tuple({CUDA_DEVICES: group} for group in groups[: settings.max_workers])
+
+
+def _absolute_adapter(given: str) -> str:
+    name, equals, folder = given.partition("=")
+    return f"{name}{equals}{Path(folder).expanduser().absolute()}" if folder else given
 
 
 def _absolute(model: str) -> str:

@@ -72,6 +72,10 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     """Processes of each worker that share the work of every layer; 0: the worker's default."""
     pipeline_parallel: Annotated[int, Meta(ge=0, le=64)] = 0
     """Stages that each worker's layers are dealt out to; 0: the worker's default."""
+    lora: tuple[str, ...] = ()
+    """LoRA adapters to load at the start, as NAME=FOLDER; requests name them as their model. Not for several models."""
+    lora_dir: str = ""
+    """Folder below which adapters may be loaded while it runs; empty: none."""
     sim: bool = False
     """Workers that take a GPU's time and compute nothing: the answers mean nothing."""
     gpu: str = ""
@@ -110,6 +114,8 @@ class UpSettings(Struct, frozen=True, kw_only=True):
             raise ConfigError("model", "must not be empty")
         if self.served_name and len(self.model) > 1:
             raise ConfigError("served_name", "is for one model only")
+        if self.lora and len(self.model) > 1:
+            raise ConfigError("lora", "is for one model only")
         models = tuple(_parse_model(given, self.workers, self.served_name) for given in self.model)
         if len({model.name for model in models}) < len(models):
             raise ConfigError("model", "two of them have the same name")

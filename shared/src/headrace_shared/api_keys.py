@@ -61,6 +61,8 @@ class ApiKey(Struct, frozen=True, tag=True, kw_only=True):
     lane: Lane = Lane.INTERACTIVE
     may_overflow: bool = False
     """A smaller model may answer when the one that was asked for is overloaded."""
+    is_admin: bool = False
+    """It may load and unload adapters."""
 
 
 class NewKey(NamedTuple):

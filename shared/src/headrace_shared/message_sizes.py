@@ -25,6 +25,7 @@ def largest_message(request: Request) -> int:
         + len(request.sampling.allowed_token_ids)
         + 5 * sum(1 + len(word) for word in request.sampling.bad_words)
         + 5 * len(request.sampling.logprob_token_ids)
+        + 4 * len(request.adapter)
     )
 
 

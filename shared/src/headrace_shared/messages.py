@@ -175,6 +175,13 @@ class Request(Struct, frozen=True, tag=True, kw_only=True):
     """Class within the interactive lane: higher ones go first, and take places from lower ones."""
     weight: float = 1.0
     """The tenant's share of the workers, relative to other tenants of the same class."""
+    adapter: str = ""
+    """Name of the LoRA adapter of `model` that is asked for; empty: the model itself."""
+    adapter_digest: str = ""
+    """Of its content (`LoadedAdapter.digest`): only workers that have just this run the request, and only requests with
+    the same share cached blocks."""
+    embeds: bool = False
+    """What is wanted is the mean of the prompt's last hidden states: it comes with the only token."""
 
 
 class Cancel(Struct, frozen=True, tag=True, kw_only=True):
@@ -331,6 +338,8 @@ class TokenFrame(Struct, frozen=True, tag=True, kw_only=True):
     finish: FinishReason | None = None
     num_cached: int = 0
     """Prompt tokens that came from the prefix cache at this attempt's admission."""
+    embedding: bytes = b""
+    """With the last token, where it was asked for: 32-bit floats, little-endian."""
 
 
 class RequestEnded(Struct, frozen=True, tag=True, kw_only=True):
@@ -342,6 +351,18 @@ class RequestEnded(Struct, frozen=True, tag=True, kw_only=True):
     """An error code of `errors.py`, for outcomes other than finished and cancelled."""
     message: str = ""
     """For the user: no paths, subjects or stack traces."""
+
+
+class LoadedAdapter(Struct, frozen=True, array_like=True):
+    """What has become of an adapter on one worker."""
+
+    name: str
+    digest: str
+    """SHA-256 of its files, as hexadecimal digits; empty if it could not be read."""
+    problem: str = ""
+    """Why the worker cannot serve it; empty: it can."""
+    revision: int = 0
+    """Of the record that this is the answer to; 0: it was told of it at its start."""
 
 
 class Hello(Struct, frozen=True, tag=True, kw_only=True):
@@ -369,6 +390,8 @@ class Hello(Struct, frozen=True, tag=True, kw_only=True):
     """While draining (or loading): it will be parked and not leave."""
     command_epoch: int = 0
     """The highest of the commands that it has had: it obeys no lower one."""
+    adapters: tuple[LoadedAdapter, ...] = ()
+    """Those that it was told to load."""
 
 
 class WorkerCommand(Struct, frozen=True, tag=True, kw_only=True):
@@ -461,6 +484,21 @@ class ModelCard(Struct, frozen=True, tag=True, kw_only=True):
     repetition_penalty: float | None = None
     created: int = 0
     """Seconds since the epoch, for the models listing."""
+
+
+class AdapterRecord(Struct, frozen=True, tag=True, kw_only=True):
+    """A LoRA adapter that the workers of a model are to have. Kept in the broker under its name."""
+
+    name: str
+    """In the API, beside the names of models."""
+    model: str
+    """Whose weights it changes."""
+    path: str
+    """Its folder, below the one that each worker allows; empty: only workers that were started with it can load it."""
+    digest: str = ""
+    """As in `LoadedAdapter`; empty until a worker has loaded it. Nothing else is served under this name."""
+    created: int = 0
+    """Seconds since the epoch."""
 
 
 class Telemetry(Struct, frozen=True, tag=True, kw_only=True):

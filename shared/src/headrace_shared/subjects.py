@@ -97,6 +97,8 @@ LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
 LOSSES = BucketSpec("LOSSES", max_bytes=16 * MIB, ttl_s=86_400.0)
 """request -> LossRecord."""
 MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
+ADAPTERS = BucketSpec("ADAPTERS", max_bytes=16 * MIB)
+"""LoRA adapters by name: which the workers are to have."""
 GROUPS = BucketSpec("GROUPS", max_bytes=16 * MIB, ttl_s=86_400.0)
 """Who lives writes its record again every second; the others go in the end."""
 IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=1024 * MIB, ttl_s=24 * 3600.0)
@@ -338,6 +340,10 @@ def group_key(group: str, node_rank: int) -> str:
 def model_card_key(model: str, part: int) -> str:
     """Cards are compressed and split into parts that fit a message; part 0 says how many there are."""
     return f"{subject_token(model)}.{part}"
+
+
+def adapter_key(name: str) -> str:
+    return subject_token(name)
 
 
 def subject_token(name: str) -> str:

@@ -14,6 +14,8 @@ from headrace_worker.cuda.sizing import Sizes
 from headrace_worker.cuda.triton_backend import triton_backend
 from headrace_worker.iteration import SequenceSlice
 from headrace_worker.models.checkpoint import open_checkpoint
+from tests.worker.adapters.loop_runs import Wanted, run
+from tests.worker.adapters.peft_files import save_adapter
 from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
 from tests.worker.engine_driver import EngineDriver, generate, make_admission, poison_free_blocks
 
@@ -29,13 +31,17 @@ NUM_NEW = 3
 PROMPTS = ([(11 * place + 5) % VOCAB_SIZE for place in range(10)], [8])
 
 
-def build(folder: Path, *, deterministic: bool = False, dtype: torch.dtype = torch.float32) -> CudaEngine:
+def build(
+    folder: Path, *, deterministic: bool = False, dtype: torch.dtype = torch.float32, **changes: Any
+) -> CudaEngine:
     checkpoint = open_checkpoint(folder)
     return build_engine(
         checkpoint.config,
         checkpoint.source,
         triton_backend(HostDevice(), deterministic=deterministic),
-        Sizes(context=64, block_size=16, num_blocks=24, max_sequences=4, tokens_per_iteration=24, memory_share=0.9),
+        Sizes(
+            context=64, block_size=16, num_blocks=24, max_sequences=4, tokens_per_iteration=24, memory_share=0.9
+        )._replace(**changes),
         lambda context: checkpoint.make_card("tiny", context),
         dtype=dtype,
         report=lambda what, done, total: None,
@@ -83,3 +89,23 @@ def test_deterministic_mode_gives_the_same_bits_in_every_batch(tmp_path: Path) -
         return running.output[:2], running.logprobs[:2]
 
     assert run([[5] * 3]) == run([])
+
+
+def test_adapters_and_embeddings_on_the_kernels(tmp_path: Path) -> None:
+    model = save_checkpoint(tmp_path / "m", **SIZES)
+    folder = save_adapter(tmp_path / "a", model, rank=2)
+    device, reference = build(tmp_path / "m", max_loras=1, max_lora_rank=2), load_tiny(tmp_path / "m", max_loras=1)
+    answers = []
+    for engine in (device, reference):
+        assert engine.adapters is not None
+        adapter = engine.adapters.read(str(folder))
+        engine.adapters.add(adapter)
+        wanted = [
+            Wanted(PROMPTS[0], NUM_NEW, adapter.digest),
+            Wanted(PROMPTS[0], NUM_NEW),
+            Wanted([7, 8, 9], embeds=True),
+        ]
+        answers.append(run(engine, *wanted))
+    assert [one.tokens for one in answers[0][:2]] == [one.tokens for one in answers[1][:2]]
+    assert answers[0][0].tokens != answers[0][1].tokens
+    assert answers[0][2].embedding == pytest.approx(answers[1][2].embedding, abs=1e-4)

@@ -14,6 +14,7 @@ from headrace_shared.tally import Tally
 
 CHAT = "chat"
 COMPLETION = "text_completion"
+EMBEDDINGS = "embeddings"
 """gen_ai.operation.name"""
 
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace_router.choices import ChoiceText
+from headrace_router.embedding_form import EmbeddingChoice
 from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
 from headrace_router.tools import ToolUse
@@ -25,6 +26,7 @@ class Dialect(StrEnum):
     """Chat completions and completions."""
     RESPONSES = "responses"
     MESSAGES = "messages"
+    EMBEDDINGS = "embeddings"
 
 
 class AnswerForm(Struct, frozen=True, kw_only=True):
@@ -134,6 +136,8 @@ def prompts_of(record: CallRecord, model: ServedModel) -> list[Prompt]:
 
 
 def new_choice(form: AnswerForm, stop: StopParams, model: ServedModel) -> ChoiceText:
+    if form.dialect is Dialect.EMBEDDINGS:
+        return EmbeddingChoice(model.encoder.vocabulary)
     return ChoiceText(
         model.encoder.vocabulary,
         skip_special=form.skip_special_tokens,

@@ -30,7 +30,7 @@ class CallStatus:
         place = generation.place
         status = "queued" if place is not None else "in_progress"
         num_tokens = generation.usage.completion_tokens
-        return _status_object(plan.request_id, plan.model.card.model, plan.created, status, place, num_tokens)
+        return _status_object(plan.request_id, plan.model.name, plan.created, status, place, num_tokens)
 
     async def of_record(self, record: CallRecord) -> dict[str, Any]:
         """Of a held call, wherever it was begun. Raises BusError."""
@@ -57,7 +57,7 @@ class CallStatus:
         status = next(iter(statuses)) if len(statuses) == 1 else "in_progress"
         return _status_object(
             record.request_id,
-            record.requests[0].model,
+            record.requests[0].adapter or record.requests[0].model,
             record.created,
             status,
             place if status == "queued" else None,

@@ -17,7 +17,7 @@ import msgspec
 
 from headrace_router.accounts import Accounts
 from headrace_router.call import Call, Plan
-from headrace_router.call_meter import CHAT, COMPLETION
+from headrace_router.call_meter import CHAT, COMPLETION, EMBEDDINGS
 from headrace_router.call_options import IDEMPOTENCY_KEY, RESUMABLE, CallOptions, read_options
 from headrace_router.call_record import CallRecord, Dialect, prompts_of, record_of
 from headrace_router.call_status import CallStatus
@@ -94,7 +94,7 @@ class Caller:
 
     def admit(self, call: Call, *, is_chat: bool) -> None:
         """Before any work is done for a call that begins. Raises Overloaded."""
-        self._observe(call, is_chat=is_chat)
+        self._observe(call, CHAT if is_chat else COMPLETION)
         self._runner.admit()
 
     async def begin(self, call: Call, parsed: Parsed) -> None:
@@ -111,17 +111,25 @@ class Caller:
         finally:
             charge.close()
 
+    async def embedding(self, call: Call, data: bytes) -> None:
+        self._observe(call, EMBEDDINGS)
+        self._runner.admit()
+        await self.begin(call, self._preparer.parse(Endpoint.EMBEDDING, data))
+
     async def resume(self, call: Call, request_id: str) -> None:
         """The rest of the answer to a held call, in the form that was asked for then."""
         options = read_options(call.headers)
         self._runner.admit()
         record = await self._record_of(call.identity.owner, request_id)
-        self._observe(call, is_chat=record.form.is_chat, origin=record.requests[0])
+        kind = CHAT if record.form.is_chat else COMPLETION
+        self._observe(
+            call, EMBEDDINGS if record.form.dialect is Dialect.EMBEDDINGS else kind, origin=record.requests[0]
+        )
         await self._runner.run(call, self._continue(record, options, sends_ids=record.form.dialect is Dialect.OPENAI))
 
     async def follow(self, call: Call, record: CallRecord, starting_after: int = -1) -> None:
         """The answer to a call that was begun before, as `record` says that it is written."""
-        self._observe(call, is_chat=True, origin=record.requests[0])
+        self._observe(call, CHAT, origin=record.requests[0])
         self._runner.admit()
         plan = self._continue(record, CallOptions(), sends_ids=False)
         await self._runner.run(call, plan._replace(starting_after=starting_after))
@@ -193,7 +201,7 @@ class Caller:
                 router=self._router,
                 seed=seed,
                 created=plan.created,
-                model=prepared.model.card.model,
+                model=prepared.model.name,
                 claimed_at=await self._store.clock(),
             )
             claim = await self._store.claim(key, entry, found)
@@ -226,11 +234,11 @@ class Caller:
 
     def _trace(self, call: Call, parsed: Parsed, prepared: Prepared, began_at: float) -> None:
         if call.trace is not None:
-            call.trace.prepared(prepared.model.card.model, parsed.body, prepared.params, began_at)
+            call.trace.prepared(prepared.model.name, parsed.body, prepared.params, began_at)
 
-    def _observe(self, call: Call, *, is_chat: bool, origin: Request | None = None) -> None:
+    def _observe(self, call: Call, operation: str, *, origin: Request | None = None) -> None:
         """`origin`: of the call that is continued."""
-        call.meter.operation = CHAT if is_chat else COMPLETION
+        call.meter.operation = operation
         if call.trace is not None:
             call.trace.begin(call.meter.operation, origin)
             if origin is not None:
@@ -272,7 +280,7 @@ class Caller:
         )
 
     def _continue(self, record: CallRecord, options: CallOptions, *, sends_ids: bool) -> Plan:
-        model = self._models.get(record.requests[0].model)
+        model = self._models.asked_by(record.requests[0])
         plan = Plan(
             model,
             record.form,

@@ -33,6 +33,8 @@ class Delta(NamedTuple):
     """The stop string, or the stop token that is no end-of-sequence token of the model."""
     token_ids: tuple[int, ...] = ()
     """Only where they were asked for; those of a text that is held back too."""
+    embedding: bytes = b""
+    """As in `TokenFrame`."""
 
 
 class Usage(NamedTuple):

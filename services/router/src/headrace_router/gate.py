@@ -83,8 +83,8 @@ class Gate:
 
     async def admit(self, parsed: Parsed, call: Call, options: CallOptions, *, may_overflow: bool = True) -> Admitted:
         """Raises ModelNotFound or Overloaded."""
-        name = parsed.model
-        model = await self._models.find(name, self._left_s(call, options))
+        model = await self._models.find(parsed.model, self._left_s(call, options))
+        name = model.card.model
         self._check_workers(name)
         digest = b""
         is_returning = False
@@ -95,13 +95,15 @@ class Gate:
         first_s = None if verdict.estimate is None else verdict.estimate.first_token_s
         is_overflowing = self._overflow.update(name, first_s)
         wants_smaller = options.overflow or call.identity.overflow or bool(parsed.body.overflow)
+        # Another model knows nothing of what an adapter was trained for.
+        may_overflow = may_overflow and model.adapter is None
         if may_overflow and wants_smaller and (is_overflowing or verdict.refusal is not None):
             smaller = self._smaller(parsed, call, options, verdict, is_returning=is_returning)
             if smaller is not None:
                 self._metrics.overflowed(name, smaller.card.model)
                 return Admitted(smaller, name)
         if verdict.refusal is not None:
-            raise self._refused(verdict.refusal, parsed, call, digest)
+            raise self._refused(verdict.refusal, name, parsed, call, digest)
         if is_returning and self._promises.keep(digest, self._clock()):
             self._metrics.promise(name, "kept")
         return Admitted(model)
@@ -172,8 +174,7 @@ class Gate:
                 status=self._settings.statuses.overloaded,
             )
 
-    def _refused(self, refusal: Refusal, parsed: Parsed, call: Call, digest: bytes) -> Overloaded:
-        name = parsed.model
+    def _refused(self, refusal: Refusal, name: str, parsed: Parsed, call: Call, digest: bytes) -> Overloaded:
         now = self._clock()
         if not self._capacities.num_ready(name, now):
             self._models.miss(name)  # nothing is queued, and yet somebody should start a worker

@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 import structlog
 
+from headrace_router.adapters import AdapterTable
 from headrace_router.admission import retry_after
 from headrace_router.capacities import Capacities
 from headrace_router.tokenization import TextEncoder
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import ModelNotFound, Overloaded, ProtocolError
-from headrace_shared.messages import Hello, ModelCard
+from headrace_shared.messages import Hello, ModelCard, Request
 from headrace_shared.model_cards import watch_cards
-from headrace_shared.subjects import ALL_HELLOS
+from headrace_shared.subjects import ADAPTERS, ALL_HELLOS
 from headrace_shared.telemetry import WANTED_OF, of_model
 
 log = structlog.get_logger(__name__)
@@ -30,9 +31,23 @@ WANTED_S = 30.0
 """A call that was refused for want of workers is demand for so long."""
 
 
+class AdapterRef(NamedTuple):
+    """A LoRA adapter, as a request carries it."""
+
+    name: str
+    digest: str
+
+
 class ServedModel(NamedTuple):
     card: ModelCard
+    """Of the model itself, whose queue and workers these are."""
     encoder: TextEncoder
+    adapter: AdapterRef | None = None
+
+    @property
+    def name(self) -> str:
+        """As clients ask for it."""
+        return self.card.model if self.adapter is None else self.adapter.name
 
 
 class Models:
@@ -40,6 +55,7 @@ class Models:
         """`now` is a monotonic clock, in seconds."""
         self._now = now
         self._capacities = capacities
+        self.adapters = AdapterTable()
         self._models: dict[str, ServedModel] = {}
         self._new_cards: dict[str, ModelCard] = {}
         self._has_new = asyncio.Event()
@@ -51,7 +67,7 @@ class Models:
 
     def get(self, name: str) -> ServedModel:
         """Raises ModelNotFound, or Overloaded while no model is known yet."""
-        model = self._models.get(name)
+        model = self.known(name)
         if model is None:
             if not self._models and not self.can_wake:
                 raise Overloaded("No model is ready yet.", retry_after_s=retry_after(2.0), code="no_model")
@@ -59,7 +75,23 @@ class Models:
         return model
 
     def known(self, name: str) -> ServedModel | None:
-        return self._models.get(name)
+        """A model, or one with an adapter. A model goes before an adapter of its name."""
+        model = self._models.get(name)
+        if model is None and (record := self.adapters.find(name)) is not None:
+            base = self._models.get(record.model)
+            return None if base is None else base._replace(adapter=AdapterRef(name, record.digest))
+        return model
+
+    def asked_by(self, request: Request) -> ServedModel:
+        """As it was when the request was made. Raises ModelNotFound, or Overloaded."""
+        model = self.get(request.model)
+        if not request.adapter:
+            return model
+        return model._replace(adapter=AdapterRef(request.adapter, request.adapter_digest))
+
+    def knows(self, name: str) -> bool:
+        """There is one of this name, or one that could be started."""
+        return self.known(name) is not None or name in self.startable()
 
     async def find(self, name: str, patience_s: float) -> ServedModel:
         """As `get`; waits for the card of a model that an autoscaler can start and that has had no worker yet."""
@@ -82,7 +114,13 @@ class Models:
         return self.get(name)
 
     def all(self) -> list[ServedModel]:
+        """Without adapters."""
         return [self._models[name] for name in sorted(self._models)]
+
+    def with_adapters(self) -> list[ServedModel]:
+        """One for each adapter of a model that is known."""
+        found = [self.known(record.name) for record in self.adapters.all()]
+        return [model for model in found if model is not None and model.adapter is not None]
 
     def startable(self) -> list[str]:
         """Models that an autoscaler can start, and of which there is no card yet."""
@@ -112,6 +150,8 @@ class Models:
         """Keeps up with cards and workers until cancelled."""
         hellos = await bus.subscribe(ALL_HELLOS, self._on_hello)
         try:
+            await bus.ensure_bucket(ADAPTERS)
+            adapters = await bus.watch(ADAPTERS.name, self.adapters.on_change)
             cards = await watch_cards(bus, self._on_card, self._on_cards_read)
             try:
                 while True:
@@ -122,6 +162,7 @@ class Models:
                         self._was_read.set()
             finally:
                 await cards.close()
+                await adapters.close()
         finally:
             await hellos.close()
 
@@ -166,3 +207,4 @@ class Models:
             log.warning("undecodable hello", error=str(error))
             return
         self._capacities.on_hello(hello, self._now())
+        self.adapters.on_hello(hello, self._now())

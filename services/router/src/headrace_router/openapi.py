@@ -30,22 +30,33 @@ from headrace_router.answer_schemas import (
 from headrace_router.batches.answers import BatchList, BatchObject
 from headrace_router.batches.schemas import BatchBody
 from headrace_router.call_options import HEADER_SCHEMAS
+from headrace_router.embedding_form import EmbeddingList
 from headrace_router.files.answers import FileDeleted, FileList, FileObject
 from headrace_router.messages_api.answer_schemas import MessageError, MessageObject, TokenCount
 from headrace_router.messages_api.schemas import CountTokensBody, MessagesBody
 from headrace_router.responses_api.answer_schemas import DeletedResponse, InputItems, InputTokens, ResponseObject
 from headrace_router.responses_api.schemas import InputTokensBody, ResponsesBody
-from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from headrace_router.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    LoadAdapterBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
 
 SCHEMA_REF = "#/components/schemas/{name}"
 BODIES: tuple[type[BaseModel], ...] = (
     *(ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, BatchBody),
     *(ResponsesBody, InputTokensBody, MessagesBody, CountTokensBody),
+    *(EmbeddingBody, LoadAdapterBody, UnloadAdapterBody),
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     *(
         ChatCompletion,
         TextCompletion,
+        EmbeddingList,
         Rendered,
         Tokenized,
         Detokenized,

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from headrace_router.call_record import AnswerForm, Wording, form_of
+from headrace_router.call_record import AnswerForm, Dialect, Wording, form_of
+from headrace_router.embeddings import encode_inputs, parse_embedding, validate_embedding
 from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
@@ -29,6 +30,7 @@ class Endpoint(Enum):
     COMPLETION = "completion"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    EMBEDDING = "embedding"
 
 
 class Parsed(NamedTuple):
@@ -67,6 +69,9 @@ class Preparer:
         """Raises InvalidRequest."""
         if endpoint is Endpoint.CHAT:
             return Parsed(endpoint, parse_body(ChatBody, data), data)
+        if endpoint is Endpoint.EMBEDDING:
+            parsed, form = parse_embedding(data)
+            return Parsed(endpoint, parsed, data, Wording(Dialect.EMBEDDINGS, msgspec.json.encode(form)))
         return Parsed(endpoint, parse_body(CompletionBody, data), data)
 
     async def prepare(self, parsed: Parsed, model: ServedModel, random_seed: int, owner: str) -> Prepared:
@@ -78,6 +83,11 @@ class Preparer:
 
             def encode() -> list[EncodedPrompt]:
                 return encode_chat(model, chat, params)
+        elif parsed.wording.dialect is Dialect.EMBEDDINGS:
+            inputs, params = validate_embedding(body, model.card)
+
+            def encode() -> list[EncodedPrompt]:
+                return encode_inputs(model, inputs, params)
         else:
             prompts, params = validate_completion(body, model.card, random_seed)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace_router.call_record import AnswerForm, new_choice
+from headrace_router.call_record import AnswerForm, Dialect, new_choice
 from headrace_router.identity import Identity
 from headrace_router.logprobs_wanted import check_scores
 from headrace_router.models import ServedModel
@@ -142,6 +142,9 @@ def make_prompts(
             timeout_s=terms.timeout_s,
             priority=terms.identity.priority,
             weight=terms.identity.weight,
+            adapter="" if model.adapter is None else model.adapter.name,
+            adapter_digest="" if model.adapter is None else model.adapter.digest,
+            embeds=form.dialect is Dialect.EMBEDDINGS,
         )
         request = _sized(request, params, max_payload)
         choices = [new_choice(form, stop, model) for _ in range(params.num_choices)]

@@ -299,5 +299,5 @@ def usage_object(usage: Usage) -> UsageObject:
 _encode = msgspec.json.Encoder().encode
 
 
-def to_json(answer: Answer | dict[str, Any]) -> bytes:
+def to_json(answer: Struct | dict[str, Any]) -> bytes:
     return _encode(answer)

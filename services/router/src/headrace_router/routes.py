@@ -9,6 +9,8 @@ from msgspec import Struct
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from headrace_router.adapter_admin import AdapterAdmin
+from headrace_router.adapter_routes import make_adapter_router
 from headrace_router.answer_schemas import (
     Alive,
     Cancelling,
@@ -29,22 +31,22 @@ from headrace_router.call_response import Answer, CallResponse, ClientLimits
 from headrace_router.call_trace import CallTraces
 from headrace_router.calls import Caller
 from headrace_router.dashboard.pages import Dashboard
+from headrace_router.embedding_form import EmbeddingList
 from headrace_router.http_errors import json_response
 from headrace_router.messages_api.routes import add_messages_routes
 from headrace_router.messages_api.service import MessagesService
 from headrace_router.metrics import RouterMetrics
-from headrace_router.models import Models
+from headrace_router.models import Models, ServedModel
 from headrace_router.openapi import EVENTS, JSON, OF_CALLS, operation
 from headrace_router.preparation import Preparer
 from headrace_router.prompt_routes import make_prompt_router
 from headrace_router.responses_api.routes import ResponsesParts, add_responses_routes
-from headrace_router.schemas import ChatBody, CompletionBody
+from headrace_router.schemas import ChatBody, CompletionBody, EmbeddingBody
 from headrace_router.tokenization import PromptPool
-from headrace_shared.messages import ModelCard
 from headrace_shared.telemetry import METRICS_CONTENT_TYPE
 
 STREAMED = (JSON, EVENTS)
-ANY_ANSWER = (ChatCompletion, TextCompletion, RequestStatus)
+ANY_ANSWER = (ChatCompletion, TextCompletion, EmbeddingList, RequestStatus)
 
 
 class Parts(NamedTuple):
@@ -60,6 +62,7 @@ class Parts(NamedTuple):
     door: Door
     responses: ResponsesParts
     messages: MessagesService
+    adapters: AdapterAdmin
     dashboard: Dashboard | None = None
     """None: switched off."""
     traces: CallTraces | None = None
@@ -78,6 +81,13 @@ def make_router(parts: Parts) -> APIRouter:
     @router.post("/v1/completions", openapi_extra=_call(CompletionBody, TextCompletion))
     async def completions() -> Response:
         return CallResponse(parts.caller.completion, parts.limits, parts.metrics, parts.traces)
+
+    described = operation(EmbeddingList, body=EmbeddingBody, headers=HEADERS, errors=OF_CALLS)
+
+    @router.post("/v1/embeddings", openapi_extra=described)
+    async def embeddings() -> Response:
+        """The mean of the model's last hidden states over the tokens of each input, of length 1."""
+        return CallResponse(parts.caller.embedding, parts.limits, parts.metrics, parts.traces)
 
     heard = {LAST_EVENT_ID: HEADERS[LAST_EVENT_ID]}
 
@@ -104,14 +114,15 @@ def make_router(parts: Parts) -> APIRouter:
     @router.get("/v1/models", openapi_extra=operation(ModelList))
     async def list_models(request: Request) -> Response:
         identity = identity_of(request.scope)
-        data = [_model_object(model.card) for model in parts.models.all() if identity.may_ask(model.card.model)]
+        models = [*parts.models.all(), *parts.models.with_adapters()]
+        data = [_model_object(model) for model in models if identity.may_ask(model.name)]
         data += [_startable_object(name) for name in parts.models.startable() if identity.may_ask(name)]
         return json_response({"object": "list", "data": data})
 
     @router.get("/v1/models/{name:path}", openapi_extra=operation(ModelObject, errors=(403, 404, 503)))
     async def show_model(request: Request, name: str) -> Response:
         identity_of(request.scope).check_model(name)
-        return json_response(_model_object(parts.models.get(name).card))
+        return json_response(_model_object(parts.models.get(name)))
 
     healths = {"200": ("Ready.", Health), "503": ("Not ready, or draining.", Health)}
 
@@ -143,6 +154,7 @@ def make_router(parts: Parts) -> APIRouter:
         return json_response({"version": _version()})
 
     router.include_router(make_prompt_router(parts))
+    router.include_router(make_adapter_router(parts))
 
     def respond(answer: Answer) -> Response:
         return CallResponse(answer, parts.limits, parts.metrics, parts.traces)
@@ -155,14 +167,15 @@ def make_router(parts: Parts) -> APIRouter:
     return router
 
 
-def _model_object(card: ModelCard) -> dict[str, object]:
+def _model_object(model: ServedModel) -> dict[str, object]:
+    card = model.card
     return {
-        "id": card.model,
+        "id": model.name,
         "object": "model",
         "created": card.created,
         "owned_by": "headrace",
         "root": card.model,
-        "parent": None,
+        "parent": None if model.adapter is None else card.model,
         "max_model_len": card.context,
         "permission": [],
     }

@@ -181,6 +181,27 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = _bounded(**_LOGPROBS)
 
 
+class EmbeddingBody(_Schema):
+    model: str
+    input: str | ListOf[str] | ListOf[int] | ListOf[ListOf[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class LoadAdapterBody(_Schema):
+    lora_name: str
+    lora_path: str
+    """Folder below the one that the workers allow."""
+    base_model: str | None = None
+    """Where there are several models."""
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterBody(_Schema):
+    lora_name: str
+
+
 class TokenizeBody(_Schema):
     """Either a prompt or messages."""
 

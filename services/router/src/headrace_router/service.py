@@ -8,6 +8,7 @@ import time
 import structlog
 
 from headrace_router.accounts import Accounts
+from headrace_router.adapter_admin import AdapterAdmin
 from headrace_router.app import make_app
 from headrace_router.attachments import Attachments
 from headrace_router.authentication import Door
@@ -156,6 +157,7 @@ class RouterService:
         door = Door(keys, settings.open_metrics, accounts.headers, has_pages=dashboard is not None)
         traces = CallTraces(service.tracing, settings.trace_content) if service.tracing is not None else None
         storage = await open_storage(bus, router, caller, keys, accounts, metrics, settings)
+        admin = AdapterAdmin(bus, models, models.adapters)
         app = make_app(
             Parts(
                 caller,
@@ -168,6 +170,7 @@ class RouterService:
                 door,
                 responses.parts,
                 messages,
+                admin,
                 dashboard,
                 traces,
                 storage.routers,

@@ -5,6 +5,8 @@ import msgspec
 from headrace_router.call import Call, Plan
 from headrace_router.call_record import AnswerForm, Dialect
 from headrace_router.chunk_writer import ChunkWriter
+from headrace_router.embedding_form import EmbeddingForm
+from headrace_router.embedding_writer import EmbeddingWriter
 from headrace_router.messages_api.writer import PREFIX, MessageFacts, MessageWriter
 from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
@@ -23,14 +25,14 @@ def make_writer(call: Call, plan: Plan) -> Writer:
             return response_writer(request, plan.form, plan.created, plan.model, plan.starting_after)
         case Dialect.MESSAGES:
             return _message_writer(call, plan)
+        case Dialect.EMBEDDINGS:
+            return EmbeddingWriter(plan.model.name, msgspec.json.decode(plan.form.about, type=EmbeddingForm))
     return _chunk_writer(plan)
 
 
 def _chunk_writer(plan: Plan) -> ChunkWriter:
     form = plan.form
-    identity = Identity(
-        f"{'chatcmpl' if form.is_chat else 'cmpl'}-{plan.request_id}", plan.created, plan.model.card.model
-    )
+    identity = Identity(f"{'chatcmpl' if form.is_chat else 'cmpl'}-{plan.request_id}", plan.created, plan.model.name)
     request = plan.prompts[0].request
     formatter = Formatter(
         identity,
@@ -54,7 +56,7 @@ def _message_writer(call: Call, plan: Plan) -> MessageWriter:
     facts = MessageFacts(
         PREFIX + plan.request_id,
         call.shown_id,
-        plan.model.card.model,
+        plan.model.name,
         prompt.num_tokens,
         msgspec.json.decode(plan.form.about).get("max_tokens"),
     )

@@ -6,11 +6,14 @@ from headrace_scheduler.displacement import find_room
 from headrace_scheduler.ledger import PrefixMatch, WorkerLedger
 from headrace_scheduler.placement import Candidate, place
 from headrace_scheduler.registry import Registry, is_prompt_computed
-from headrace_scheduler.sequence import Sequence, SequenceState
+from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
 from headrace_scheduler.suspects import Suspects
 from headrace_scheduler.waiting import LOOKAHEAD, MAX_BYPASSED, goes_before
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import Admission, Outcome, SequenceId, WorkerId
+
+ADAPTER_PATIENCE_S = 10.0
+"""A sequence whose adapter no worker has is given up after so long: it was unloaded, or those that had it are gone."""
 
 
 class Admitter:
@@ -20,6 +23,7 @@ class Admitter:
         "_registry",
         "_suspects",
         "_workers",
+        "gives_up_at",
         "next_sequence_id",
         "num_admissions",
         "num_cached_tokens",
@@ -39,10 +43,13 @@ class Admitter:
         self.num_cached_tokens = 0
         self.num_moved = 0
         self.num_displaced = 0
+        self.gives_up_at: float | None = None
+        """When somebody will have waited too long for an adapter; None: nobody waits for one."""
 
     def admit(self) -> None:
         """Admits what fits now. Ends what no worker could ever hold."""
         registry = self._registry
+        self.gives_up_at = None
         # An admission can wake siblings (its prompt was cached), and they stand in front.
         while registry.may_admit and self._workers:
             registry.may_admit = False
@@ -86,8 +93,8 @@ class Admitter:
                 placed = self._find_place(sequence)
             if placed is None:
                 walk.skip(sequence)
-                if sequence.request.is_suspect:
-                    continue  # it waits for its trial, and nobody for it
+                if sequence.request.is_suspect or self._lacks_adapter(sequence.request):
+                    continue  # it waits for its trial or its adapter, and nobody for it
                 if blocked is None:
                     blocked = sequence
                     self._reserve_for(sequence)
@@ -112,6 +119,13 @@ class Admitter:
                 "are more than any worker can hold.",
             )
             return True
+        if self._lacks_adapter(request):
+            until = sequence.waiting_since + ADAPTER_PATIENCE_S
+            if self._registry.now >= until:
+                name = request.request.adapter
+                self._registry.fail(request, "model_not_found", f"The model '{name}' is not loaded any more.")
+                return True
+            self.gives_up_at = until if self.gives_up_at is None else min(until, self.gives_up_at)
         if request.request.num_choices > 1:
             running = request.in_state(SequenceState.RUNNING)
             if running and not any(is_prompt_computed(sibling) for sibling in running):
@@ -136,7 +150,7 @@ class Admitter:
                 continue
             if own is None and _is_kept_from(sequence, worker_id, reserved):
                 continue
-            if not ledger.could_ever_hold(sequence.request):
+            if not ledger.can_take(sequence.request):
                 continue
             match = ledger.match(sequence)
             num_free = ledger.pool.num_free - ledger.pool.count_free(match.block_ids)
@@ -157,6 +171,9 @@ class Admitter:
         with_place = [candidate for candidate in candidates if self._workers[candidate.worker_id].has_place]
         best = place(with_place or candidates)
         return None if best is None else (best.worker_id, matches[best.worker_id])
+
+    def _lacks_adapter(self, request: OwnedRequest) -> bool:
+        return not any(ledger.has_adapter_of(request) for ledger in self._workers.values())
 
     def _start(self, sequence: Sequence, worker_id: WorkerId, match: PrefixMatch) -> None:
         request = sequence.request
@@ -227,7 +244,7 @@ class Admitter:
         able = [
             (ledger.pool.num_free + ledger.pool.num_awaiting, worker_id)
             for worker_id, ledger in self._workers.items()
-            if ledger.accepting and ledger.could_ever_hold(sequence.request)
+            if ledger.accepting and ledger.can_take(sequence.request)
         ]
         waiting.reserved = (sequence, max(able)[1]) if able else None
 

@@ -27,7 +27,7 @@ def find_room(sequence: Sequence, workers: Mapping[WorkerId, WorkerLedger]) -> D
     best: Displacement | None = None
     best_cost = (0, 0, WorkerId(""))
     for worker_id, ledger in workers.items():
-        if not ledger.accepting or ledger.trial is not None or not ledger.could_ever_hold(sequence.request):
+        if not ledger.accepting or ledger.trial is not None or not ledger.can_take(sequence.request):
             continue
         stays = _victims(sequence, ledger)
         if stays is None:

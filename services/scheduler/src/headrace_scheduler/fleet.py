@@ -14,6 +14,7 @@ import structlog
 
 from headrace_scheduler.decisions import Adoption, LossCause, WorkerFacts
 from headrace_scheduler.handover import Handover
+from headrace_scheduler.hello_facts import apply_hello
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.worker_link import WorkerLink
 from headrace_shared import codec
@@ -161,7 +162,8 @@ class Fleet:
         if hello.state is WorkerState.PARKED:
             self._lose(hello.worker, "it is parked", LossCause.HANDED_OVER)
             return
-        self._core().set_accepting(hello.worker, self._may_accept(hello))
+        if apply_hello(self._core(), hello, now, accepting=self._may_accept(hello)):
+            self._wake()
         link = worker.link
         if link is not None and link.is_active and hello.epoch < link.epoch and now - link.active_since > OLD_HELLO_S:
             link.broken = "the worker has dropped everything"
@@ -249,7 +251,7 @@ class Fleet:
             hello.num_blocks, hello.block_size, hello.context, hello.max_sequences, hello.tokens_per_iteration
         )
         adoption = self._core().add_worker(snapshot.worker, facts, sequences, now)
-        self._core().set_accepting(snapshot.worker, self._may_accept(hello))
+        apply_hello(self._core(), hello, now, accepting=self._may_accept(hello))
         worker.last_epoch = link.epoch
         worker.num_failures = 0
         log.info("worker adopted", worker=snapshot.worker, epoch=link.epoch, num_sequences=len(sequences))

@@ -84,6 +84,7 @@ class WorkerLedger:
         "_caching",
         "_horizon",
         "accepting",
+        "adapters",
         "backlog",
         "credit",
         "evacuates",
@@ -111,6 +112,8 @@ class WorkerLedger:
         self.backlog = 0
         """Sum of `num_backlog` of the running stays."""
         self.accepting = True
+        self.adapters: tuple[str, ...] = ()
+        """Digests of those that it has loaded."""
         self.evacuates = False
         """Its sequences go to other workers as soon as they have a place there."""
         self.trial: OwnedRequest | None = None
@@ -125,12 +128,20 @@ class WorkerLedger:
             request.num_positions + 1 <= facts.context and self._num_blocks(request.num_positions) <= facts.num_blocks
         )
 
+    def has_adapter_of(self, request: OwnedRequest) -> bool:
+        digest = request.request.adapter_digest
+        return not digest or digest in self.adapters
+
+    def can_take(self, request: OwnedRequest) -> bool:
+        """Were the worker empty."""
+        return self.has_adapter_of(request) and self.could_ever_hold(request)
+
     def match(self, sequence: Sequence) -> PrefixMatch:
         """The longest computed prefix, leaving at least one token to compute."""
         size = self.facts.block_size
         num_tokens = sequence.num_tokens
         request = sequence.request
-        if sequence.scores_prompt:
+        if sequence.scores_prompt or request.request.embeds:
             return PrefixMatch([], 0, None)
         # max_blocks is of all but the last token, whose logits are needed.
         shared = self.pool.match(sequence.chain(size), (num_tokens - 1) // size) if self._caching else []

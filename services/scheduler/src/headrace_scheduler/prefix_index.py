@@ -1,8 +1,9 @@
 """Chained block hashes: the name of a block's content together with everything before it.
 
 hash(block i) = blake2b(hash(block i - 1) | token ids of block i), so equal hashes mean equal prefixes, and a lookup
-needs no comparison of tokens. The root holds all else that keys and values depend on, the model and the shape of a
-block, and the cache salt, which keeps tenants apart. Request ids and other names that a client sends enter no key.
+needs no comparison of tokens. The root holds all else that keys and values depend on, the model, its adapter by content
+and the shape of a block, and the cache salt, which keeps tenants apart. Request ids and other names that a client sends
+enter no key.
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,11 @@ TOKEN_BYTES = 4
 """Of one packed token id."""
 
 
-def root_hash(model: str, cache_salt: str, block_size: int) -> BlockHash:
-    """The parent of the first block. Different for any difference in the arguments."""
+def root_hash(model: str, cache_salt: str, block_size: int, adapter_digest: str = "") -> BlockHash:
+    """The parent of the first block. Different for any difference in the arguments. `adapter_digest`: of the content of
+    the adapter, whose name may come to mean another one."""
     digest = blake2b(digest_size=32)
-    for part in (model.encode(), cache_salt.encode()):
+    for part in (model.encode(), cache_salt.encode(), adapter_digest.encode()):
         # The length in front keeps ("ab", "c") and ("a", "bc") apart.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)

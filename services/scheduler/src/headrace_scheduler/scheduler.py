@@ -21,6 +21,7 @@ from headrace_scheduler.decisions import (
     WorkerFacts,
 )
 from headrace_scheduler.events import Observer, event
+from headrace_scheduler.integrity import check_integrity
 from headrace_scheduler.ledger import Stay, WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import OwnedRequest, SequenceState
@@ -80,7 +81,7 @@ class Scheduler:
         ledger = WorkerLedger(facts, config.horizon_blocks, config.prefix_caching, block_tables(snapshot))
         if old is not None:
             self._abandon(old)
-            ledger.accepting, ledger.evacuates = old.accepting, old.evacuates
+            ledger.accepting, ledger.evacuates, ledger.adapters = old.accepting, old.evacuates, old.adapters
         self._workers[worker_id] = ledger
         new = adopt(self._registry, ledger, snapshot)
         self._suspects.adopted(ledger)
@@ -142,6 +143,14 @@ class Scheduler:
         if ledger is not None and ledger.accepting is not accepting:
             ledger.accepting = accepting
             ledger.evacuates = ledger.evacuates and not accepting
+            self._registry.may_admit = True
+
+    @event
+    def set_adapters(self, worker_id: WorkerId, digests: tuple[str, ...]) -> None:
+        """Which adapters the worker has loaded. What runs there is not touched. Unknown: no-op."""
+        ledger = self._workers.get(worker_id)
+        if ledger is not None and ledger.adapters != digests:
+            ledger.adapters = digests
             self._registry.may_admit = True
 
     @event
@@ -269,7 +278,7 @@ class Scheduler:
             if ledger.short:
                 for stay in ledger.extend():
                     self._preempt(stay)
-        if registry.waiting.promote(now) or registry.may_admit:
+        if registry.waiting.promote(now) or registry.may_admit or self.is_overdue(now):
             registry.may_admit = True
             for stay in self._suspects.assign():
                 self._make_way(stay)
@@ -300,10 +309,19 @@ class Scheduler:
     def has_worker(self) -> bool:
         return bool(self._workers)
 
+    def adapters_of(self, worker_id: WorkerId) -> tuple[str, ...] | None:
+        """Digests; None for a worker that we do not have."""
+        ledger = self._workers.get(worker_id)
+        return None if ledger is None else ledger.adapters
+
     @property
     def accepts(self) -> bool:
         """Some worker takes new sequences."""
         return any(ledger.accepting for ledger in self._workers.values())
+
+    def is_overdue(self, now: float) -> bool:
+        """`schedule` would give somebody up."""
+        return (at := self._admitter.gives_up_at) is not None and now >= at
 
     @property
     def num_waiting(self) -> int:
@@ -341,18 +359,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises AssertionError, with the values, if any structure disagrees with another (I1). For tests and idle."""
-        self._registry.check_integrity()
-        for worker_id, ledger in self._workers.items():
-            ledger.check_integrity()
-            for stay in ledger.stays.values():
-                assert stay.ledger is ledger, (worker_id, stay.sequence_id)
-                assert stay.sequence_id < self._admitter.next_sequence_id, stay.sequence_id
-                if stay.sequence is not None:
-                    request = stay.sequence.request
-                    assert self._registry.requests.get(request.request.request_id) is request, stay.sequence_id
-        num_running = sum(len(ledger.running) for ledger in self._workers.values())
-        num_states = sum(len(r.in_state(SequenceState.RUNNING)) for r in self._registry.requests.values())
-        assert num_running == num_states, (num_running, num_states)
+        check_integrity(self._registry, self._workers, self._admitter.next_sequence_id)
 
     def _abandon(self, ledger: WorkerLedger) -> None:
         """The ledger's sequences wait again."""

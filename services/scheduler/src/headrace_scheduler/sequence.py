@@ -240,7 +240,9 @@ class OwnedRequest:
     def root(self, block_size: int) -> BlockHash:
         root = self._roots.get(block_size)
         if root is None:
-            root = self._roots[block_size] = root_hash(self.request.model, self.request.cache_salt, block_size)
+            request = self.request
+            root = root_hash(request.model, request.cache_salt, block_size, request.adapter_digest)
+            self._roots[block_size] = root
         return root
 
     def prompt_chain(self, block_size: int) -> list[BlockHash]:

@@ -116,7 +116,7 @@ class Suspects:
             able = [
                 (bool(ledger.stays), len(ledger.running), worker_id)
                 for worker_id, ledger in self._workers.items()
-                if ledger.accepting and ledger.trial is None and ledger.could_ever_hold(request)
+                if ledger.accepting and ledger.trial is None and ledger.can_take(request)
             ]
             if not able:
                 continue

@@ -203,6 +203,7 @@ def admission_bytes(admission: Admission) -> int:
     """An upper bound of its encoded size."""
     request = admission.request
     text = len(request.model) + len(request.tenant) + len(request.cache_salt) + len(admission.ack_subject)
+    text += len(request.adapter) + len(request.adapter_digest)
     text += sum(len(key) + len(value) for key, value in request.trace.items())
     numbers = len(admission.block_ids) + 2 * len(admission.copies) + len(request.stop.stop_token_ids)
     return (

@@ -41,6 +41,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """Most that a long prompt lengthens an iteration in which others decode; 0: no bound."""
     speculative_tokens: int = 0
     """Most tokens that are guessed ahead for a sequence in an iteration; 0: none."""
+    max_loras: int = 8
+    """Most LoRA adapters that are loaded at a time; 0: none are served."""
+    max_lora_rank: int = 64
     place: RankPlace = RankPlace()
     """Which rank of the engine this process is."""
 

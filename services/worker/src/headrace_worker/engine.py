@@ -4,10 +4,12 @@ import torch
 
 from headrace_shared.errors import ConfigError
 from headrace_shared.machine import num_cores
+from headrace_worker.adapters.store import AdapterStore
+from headrace_worker.adapters.weights import AdapterReader
 from headrace_worker.config import EngineConfig, check_model, with_defaults
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.load import load_on_gpu
-from headrace_worker.forward import load_forward
+from headrace_worker.forward import Forward, load_forward
 from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.memory import WORKSPACE_BYTES, available_bytes, mib, planned_blocks
@@ -16,6 +18,7 @@ from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.source import find_model
 from headrace_worker.models.weight_bytes import packed_bytes
 from headrace_worker.native.packing import Quantization, weight_bits
+from headrace_worker.pooling import Pooling, last_norm
 from headrace_worker.torch_engine import TorchEngine
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,8 +62,9 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     report("reading the tokenizer", 0, 1)
     card = checkpoint.make_card(config.served_name or files.name, context)
     report("reading the tokenizer", 1, 1)
+    forward = bind(cache, context)
     return TorchEngine(
-        bind(cache, context),
+        forward,
         cache,
         card,
         context=context,
@@ -69,7 +73,29 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
         device=device,
         dtype=dtype,
         max_drafts=config.speculative_tokens,
+        adapters=_adapters(config, checkpoint, forward, dtype, device),
+        pooling=Pooling(
+            checkpoint.config.hidden_size,
+            last_norm(checkpoint.config, checkpoint.source) if forward.folds_norms else None,
+            device,
+        ),
     )
+
+
+def _adapters(
+    config: EngineConfig, checkpoint: Checkpoint, forward: Forward, dtype: torch.dtype, device: torch.device
+) -> AdapterStore | None:
+    if not config.max_loras:
+        return None
+    reader = AdapterReader(
+        checkpoint.config,
+        checkpoint.source,
+        folds_norms=forward.folds_norms,
+        max_rank=config.max_lora_rank,
+        dtype=dtype,
+        device=device,
+    )
+    return AdapterStore(reader, forward.set_adapter, config.max_loras)
 
 
 def find_device(name: str) -> torch.device:

@@ -1,10 +1,10 @@
 """What the I/O process and the engine process say to each other: length-prefixed frames of the wire codec.
 
 To the engine: `Load` once, then the bytes of each `Grant` as they came from the broker (a prompt is never encoded
-again), `Reset` and `Rest`. From it: `Loading` while it loads, the tokenizer in parts, `Loaded` (or `Refused`), then one
-`Iteration` for each iteration, and a `Rested` for each `Rest`. An engine of several ranks has a process and such a
-connection for each: all are sent `Load`, only the first one more than that, and each sends `Beat` twice a second and,
-when it fails, `RankFailed`.
+again), `Reset` and `Rest`, `LoadAdapter` and `DropAdapter`. From it: `Loading` while it loads, the tokenizer in parts,
+`Loaded` (or `Refused`), then one `Iteration` for each iteration, a `Rested` for each `Rest` and an `AdapterLoaded` for
+each `LoadAdapter`. An engine of several ranks has a process and such a connection for each: all are sent `Load`, only
+the first one more than that, and each sends `Beat` twice a second and, when it fails, `RankFailed`.
 """
 
 import struct
@@ -40,6 +40,29 @@ class Rest(Struct, frozen=True, tag=True, kw_only=True):
 
     generation: int
     """As in `Reset`."""
+
+
+class LoadAdapter(Struct, frozen=True, tag=True, kw_only=True):
+    """Answered by an `AdapterLoaded`."""
+
+    name: str
+    folder: str
+    digest: str = ""
+    """What the content must have; empty: any."""
+
+
+class DropAdapter(Struct, frozen=True, tag=True, kw_only=True):
+    """No new sequence has it; it goes with the last one that does."""
+
+    digest: str
+
+
+class AdapterLoaded(Struct, frozen=True, tag=True, kw_only=True):
+    name: str
+    digest: str
+    """Empty if it could not be read."""
+    problem: str = ""
+    """Why it cannot be served; empty: it is."""
 
 
 class Rested(Struct, frozen=True, tag=True, kw_only=True):
@@ -114,8 +137,8 @@ class RankFailed(Struct, frozen=True, tag=True, kw_only=True):
     """Another rank is lost, which explains it."""
 
 
-ToEngine = Load | Grant | Reset | Rest
-FromEngine = Loading | TokenizerPart | Loaded | Refused | Iteration | Rested | Beat | RankFailed
+ToEngine = Load | Grant | Reset | Rest | LoadAdapter | DropAdapter
+FromEngine = Loading | TokenizerPart | Loaded | Refused | Iteration | Rested | Beat | RankFailed | AdapterLoaded
 
 
 def framed(data: bytes) -> bytes:

@@ -31,10 +31,12 @@ from headrace_shared.messages import (
     SequenceId,
     StopParams,
 )
+from headrace_worker.adapters.loading import AdapterRead, put_in, start_reading
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import (
     TOKENIZER_PART_BYTES,
     Load,
+    LoadAdapter,
     Loaded,
     Loading,
     Refused,
@@ -65,7 +67,7 @@ def run(load: Loader, argv: list[str]) -> int:
         frames = read_frames(connection.makefile("rb"))
         config = codec.decode(next(frames), Load).config
         outlet = Outlet(connection)
-        inbox: queue.Queue[ToEngine] = queue.Queue(MAX_QUEUED_FRAMES)
+        inbox: queue.Queue[ToEngine | AdapterRead] = queue.Queue(MAX_QUEUED_FRAMES)
         threading.Thread(target=_fill, args=(frames, inbox), name="frames", daemon=True).start()
         try:
             if config.place.world_size == 1:
@@ -97,7 +99,9 @@ class Outlet:
         self.send(Loading(stage=stage, current=current, total=total))
 
 
-def _serve(engine: Engine, inbox: "queue.Queue[ToEngine]", outlet: Outlet, decode_slowdown: float) -> NoReturn:
+def _serve(
+    engine: Engine, inbox: "queue.Queue[ToEngine | AdapterRead]", outlet: Outlet, decode_slowdown: float
+) -> NoReturn:
     loop = IterationLoop(engine, decode_slowdown=decode_slowdown)
     outlet.report("warming up", 0, 1)
     _warm_up(loop, engine.facts)
@@ -110,7 +114,9 @@ def _serve(engine: Engine, inbox: "queue.Queue[ToEngine]", outlet: Outlet, decod
         generation = _take(inbox, loop, outlet, generation, wait=result is None)
 
 
-def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, outlet: Outlet, generation: int, wait: bool) -> int:
+def _take(
+    inbox: "queue.Queue[ToEngine | AdapterRead]", loop: IterationLoop, outlet: Outlet, generation: int, wait: bool
+) -> int:
     """Applies what has come; `wait`s for something if there is nothing to run. Returns the generation."""
     while True:
         try:
@@ -118,6 +124,12 @@ def _take(inbox: "queue.Queue[ToEngine]", loop: IterationLoop, outlet: Outlet, g
         except queue.Empty:
             return generation
         wait = False
+        if isinstance(frame, LoadAdapter):
+            start_reading(frame, loop.adapters, inbox)
+            continue
+        if isinstance(frame, AdapterRead):
+            outlet.send(put_in(frame, loop.adapters))
+            continue
         generation = apply_frame(frame, loop, generation)
         if isinstance(frame, Rest):
             outlet.send(Rested(generation=generation))
@@ -156,7 +168,7 @@ def announce(outlet: Outlet, facts: EngineFacts) -> None:
     outlet.send(Loaded(**{**facts._asdict(), "card": card}))
 
 
-def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine]") -> None:
+def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine | AdapterRead]") -> None:
     try:
         for data in frames:
             # Decoded here, while the main thread waits for the device.

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from headrace_shared.errors import ConfigError
+from headrace_worker.adapters.grouped import GroupedAdapters, RowGroup, rows_by_slot
+from headrace_worker.adapters.weights import AdapterWeights
 from headrace_worker.attention.backend import AttentionBackend
 from headrace_worker.attention.cpu import GatherAttention
 from headrace_worker.inputs import Inputs
@@ -35,8 +37,19 @@ class Forward(Protocol):
         """See `build_inputs`."""
         ...
 
-    def __call__(self, inputs: Inputs) -> Tensor:
-        """The logits [sampled slices, vocab_size], in slice order. Writes the new keys and values to the cache."""
+    @property
+    def folds_norms(self) -> bool:
+        """See `Packing`: what multiplies with the rows of a norm is to come with its weights."""
+        ...
+
+    def set_adapter(self, slot: int, adapter: AdapterWeights | None) -> None:
+        """What the rows of this slot get from now on (`Inputs.row_slots`). None: none has it."""
+        ...
+
+    def __call__(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor:
+        """The logits [sampled slices, vocab_size], in slice order. Writes the new keys and values to the cache. Fills
+        `hidden` [hidden rows, hidden_size], float32, with the last hidden states of `Inputs.hidden_rows` as the head
+        sees them: without the last norm's weights where those are folded."""
         ...
 
 
@@ -99,6 +112,8 @@ class TorchForward:
             weights, TorchOperations(config.norm_epsilon, device), communicator, context=context, device=device
         )
         self._cache = cache
+        self._adapters: dict[int, AdapterWeights] = {}
+        self.folds_norms = bool(weights.layers) and weights.layers[0].norms.before_attention is None
         self._attention: AttentionBackend = GatherAttention(
             cache,
             num_heads=len(shard.heads(config)),
@@ -111,13 +126,19 @@ class TorchForward:
     def gathered_positions(self) -> int:
         return self._attention.gathered_positions
 
-    def __call__(self, inputs: Inputs) -> Tensor:
-        return self.stage(inputs, None)
+    def set_adapter(self, slot: int, adapter: AdapterWeights | None) -> None:
+        if adapter is None:
+            self._adapters.pop(slot, None)
+        else:
+            self._adapters[slot] = adapter
 
-    def stage(self, inputs: Inputs, hidden: Tensor | None) -> Tensor:
+    def __call__(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor:
+        return self.stage(inputs, None, hidden)
+
+    def stage(self, inputs: Inputs, hidden: Tensor | None, last_hidden: Tensor | None = None) -> Tensor:
         """This pipeline stage's part of an iteration. `hidden`: what the stage before returned, [tokens, hidden_size]
         (it is overwritten); None in the first stage. The last stage returns the logits [sampled slices, vocab_size],
-        others hidden states."""
+        others hidden states. The last one fills `last_hidden`, as a `Forward` does."""
         cache = self._cache
         if inputs.fresh_blocks.numel():
             cache.clear_blocks(inputs.fresh_blocks)
@@ -129,5 +150,18 @@ class TorchForward:
 
         if hidden is None:
             hidden = self._decoder.embed(inputs.token_ids)
-        hidden = self._decoder.run(hidden, inputs.positions, attend)
-        return self._decoder.logits(hidden[inputs.sampled_rows]) if self._decoder.shard.is_last else hidden
+        hidden = self._decoder.run(hidden, inputs.positions, attend, self._adapters_of(inputs))
+        if not self._decoder.shard.is_last:
+            return hidden
+        if last_hidden is not None:
+            last_hidden.copy_(self._decoder.normalized(hidden[inputs.hidden_rows]))
+        return self._decoder.logits(hidden[inputs.sampled_rows])
+
+    def _adapters_of(self, inputs: Inputs) -> GroupedAdapters | None:
+        if inputs.row_slots is None:
+            return None
+        device = inputs.token_ids.device
+        found = rows_by_slot(inputs.row_slots)
+        return GroupedAdapters(
+            [RowGroup(torch.from_numpy(rows).to(device), self._adapters[slot]) for slot, rows in found.items()]
+        )

@@ -53,6 +53,10 @@ class Inputs(NamedTuple):
     """Blocks that this iteration begins to fill but does not complete."""
     groups: list[Group]
     ragged: Ragged
+    row_slots: NDArray[np.int32] | None = None
+    """[tokens]: where the row's adapter is, or NO_ADAPTER. None: no row has one."""
+    hidden_rows: Tensor | None = None
+    """[rows], in slice order: those whose last hidden states are wanted. None: nobody's."""
 
 
 def build_inputs(
@@ -63,9 +67,12 @@ def build_inputs(
     null_block: int,
     gathered_positions: int,
     device: torch.device,
+    adapters: Sequence[int] | None = None,
+    pooled: Sequence[bool] | None = None,
 ) -> Inputs:
     """`gathered_positions`: how many cached positions (padding included) a group may gather, one sequence aside. 0: no
-    groups are made."""
+    groups are made. `adapters`: slot of each slice's, if any has one; `pooled`: whether a slice's hidden states are
+    wanted, if any's are."""
     lengths = np.fromiter((piece.num_tokens for piece in slices), np.int64, len(slices))
     starts = np.fromiter((piece.start for piece in slices), np.int64, len(slices))
     ends = starts + lengths
@@ -107,7 +114,14 @@ def build_inputs(
             ends[order].astype(np.int32),
             table.astype(np.int32),
         ),
+        row_slots=None if adapters is None else np.repeat(np.asarray(adapters, dtype=np.int32)[order], lengths[order]),
+        hidden_rows=None if pooled is None else _tensor(_rows_of(pooled, last_rows + 1 - lengths, lengths), device),
     )
+
+
+def _rows_of(wanted: Sequence[bool], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    chosen = [np.arange(starts[i], starts[i] + lengths[i]) for i, is_wanted in enumerate(wanted) if is_wanted]
+    return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
 
 
 def _tokens(piece: SequenceSlice) -> Sequence[int]:

@@ -5,7 +5,7 @@ far as sampling needs them (parameters, token counts, noise) and blocks only as 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -48,6 +48,8 @@ class SampledToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
     error: str | None = None
     """This sequence alone failed (NaN logits, say); `token` means nothing then."""
+    embedding: bytes | None = None
+    """Where it was asked for: see `pooling.py`."""
 
 
 class SequenceResult(Struct, frozen=True, array_like=True):
@@ -61,6 +63,28 @@ class SequenceResult(Struct, frozen=True, array_like=True):
     logprobs: TokenLogprobs | None = None
     scores: tuple[TokenLogprobs, ...] = ()
     """Of the prompt's next tokens."""
+    embedding: bytes | None = None
+
+
+class AdapterSet(Protocol):
+    """The LoRA adapters that an engine holds, by digest."""
+
+    def __contains__(self, digest: object) -> bool:
+        """Sequences with it may be added."""
+        ...
+
+    def read(self, folder: str) -> Any:
+        """What `add` takes, from an adapter's files, with a member `digest`. In any thread, one at a time. Raises
+        AdapterRefused."""
+        ...
+
+    def add(self, adapter: Any) -> None:
+        """Raises AdapterRefused where there is no room for it. No-op if it is there."""
+        ...
+
+    def drop(self, digest: str) -> None:
+        """No further sequence gets it; its memory comes back when those that have it are gone. Unknown: no-op."""
+        ...
 
 
 class EngineFacts(NamedTuple):
@@ -93,9 +117,14 @@ class Engine(Protocol):
         slices whose token iteration i is still sampling. The loop makes no use of it in a pipeline."""
         ...
 
+    @property
+    def adapters(self) -> AdapterSet | None:
+        """None: it serves none."""
+        ...
+
     def add(self, admission: Admission) -> None:
         """Registers a sequence: its sampling parameters, and its prompt and output for penalties. Copies
-        `admission.copies` before anything that is submitted later runs."""
+        `admission.copies` before anything that is submitted later runs. The caller knows that its adapter is there."""
         ...
 
     def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace_shared.messages import Admission, Extension, SequenceId, TokenLogprobs
-from headrace_worker.iteration import MAX_TARGETS, Engine, SampledToken, SequenceResult, SequenceSlice
+from headrace_worker.iteration import MAX_TARGETS, AdapterSet, Engine, SampledToken, SequenceResult, SequenceSlice
 from headrace_worker.pacing import Pacer
 from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
 
@@ -76,6 +76,11 @@ class IterationLoop:
         self._released: list[SequenceId] = []
 
     @property
+    def adapters(self) -> AdapterSet | None:
+        """Of its engine."""
+        return self._engine.adapters
+
+    @property
     def num_sequences(self) -> int:
         return len(self._sequences)
 
@@ -83,7 +88,7 @@ class IterationLoop:
         """Takes a sequence in. One that cannot run here is reported as failed and released by the next step."""
         if admission.sequence_id in self._sequences:
             return
-        problem = admission_problem(admission, self._facts)
+        problem = admission_problem(admission, self._facts) or self._adapter_problem(admission)
         if problem is not None:
             self._failed.append(SequenceResult(admission.sequence_id, 0, error=problem))
             self._released.append(admission.sequence_id)
@@ -95,6 +100,12 @@ class IterationLoop:
             return
         self._engine.add(admission)
         self._sequences[admission.sequence_id] = sequence
+
+    def _adapter_problem(self, admission: Admission) -> str | None:
+        digest, adapters = admission.request.adapter_digest, self._engine.adapters
+        if not digest or (adapters is not None and digest in adapters):
+            return None
+        return f"The adapter '{admission.request.adapter}' is not loaded here."
 
     def extend(self, extension: Extension) -> None:
         sequence = self._sequences.get(extension.sequence_id)
@@ -302,7 +313,14 @@ class IterationLoop:
             return SequenceResult(sequence.sequence_id, sequence.num_computed, error=error, scores=scores)
         sequence.sampled(sampled.token)
         return SequenceResult(
-            sequence.sequence_id, sequence.num_computed, sampled.token, sequence.finish, None, sampled.logprobs, scores
+            sequence.sequence_id,
+            sequence.num_computed,
+            sampled.token,
+            sequence.finish,
+            None,
+            sampled.logprobs,
+            scores,
+            sampled.embedding,
         )
 
     def _retire(self, sequence: LoopSequence) -> None:

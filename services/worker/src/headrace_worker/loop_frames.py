@@ -1,7 +1,7 @@
 """Frames into an iteration loop, and what it brings about as a frame. The same for every engine."""
 
 from headrace_shared.messages import Grant
-from headrace_worker.engine_frames import Iteration, Reset, Rest, ToEngine
+from headrace_worker.engine_frames import DropAdapter, Iteration, Reset, Rest, ToEngine
 from headrace_worker.loop import IterationLoop, StepResult
 
 
@@ -20,6 +20,8 @@ def apply_frame(frame: ToEngine, loop: IterationLoop, generation: int) -> int:
     elif isinstance(frame, Rest):
         loop.rest()
         generation = frame.generation
+    elif isinstance(frame, DropAdapter) and loop.adapters is not None:
+        loop.adapters.drop(frame.digest)
     return generation
 
 

@@ -37,6 +37,7 @@ class MirrorSequence:
     __slots__ = (
         "admission",
         "block_ids",
+        "embedding",
         "error",
         "finish",
         "first_index",
@@ -64,6 +65,7 @@ class MirrorSequence:
         self.num_computed = admission.num_cached
         self.finish: FinishReason | None = None
         self.error: str | None = None
+        self.embedding = b""
         self.is_released = False
         self.num_published = 0
         """Leading `tokens` that went to the router."""
@@ -92,6 +94,7 @@ class MirrorSequence:
             logprobs=() if self.logprobs is None else tuple(self.logprobs[start:end]),
             finish=self.finish if end >= len(self.tokens) else None,
             num_cached=min(admission.num_cached, len(request.prompt) // 4),
+            embedding=self.embedding if end >= len(self.tokens) else b"",
         )
 
     def _next_scores(self) -> TokenFrame:
@@ -193,6 +196,8 @@ class Mirror:
                 num_tokens += 1
                 if sequence.logprobs is not None:
                     sequence.logprobs.append(row.logprobs if row.logprobs is not None else TokenLogprobs(0.0, ()))
+            if row.embedding is not None:
+                sequence.embedding = row.embedding
             if row.finish is not None:
                 sequence.finish = row.finish
             if row.error is not None:

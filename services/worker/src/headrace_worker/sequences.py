@@ -150,7 +150,7 @@ def admission_problem(admission: Admission, facts: EngineFacts) -> str | None:
     num_tokens, remainder = divmod(len(admission.request.prompt) + len(admission.output), 4)
     if remainder or not num_tokens:
         return "The prompt is not readable."
-    if not 0 <= admission.num_cached < num_tokens:
+    if not 0 <= admission.num_cached < num_tokens or (admission.request.embeds and admission.num_cached):
         return "The number of cached tokens is wrong."
     if admission.num_cached and scores_prompt(admission):
         return "Log-probabilities of a prompt need all of it to be computed."

@@ -24,9 +24,19 @@ from headrace_shared.model_cards import served_name, store_card
 from headrace_shared.service import Service
 from headrace_shared.subjects import TOKENS, grants_subject, hello_subject
 from headrace_shared.tasks import end
+from headrace_worker.adapters.keeper import AdapterKeeper
 from headrace_worker.commands import Commands
 from headrace_worker.duty import Action, Duty
-from headrace_worker.engine_frames import Iteration, Load, Loaded, Loading, Refused, Rested, TokenizerPart
+from headrace_worker.engine_frames import (
+    AdapterLoaded,
+    Iteration,
+    Load,
+    Loaded,
+    Loading,
+    Refused,
+    Rested,
+    TokenizerPart,
+)
 from headrace_worker.engine_link import AnyLink, EngineDied
 from headrace_worker.gpu import GpuWatch, Nvml, own_gpus
 from headrace_worker.log_watch import LogWatch
@@ -85,6 +95,7 @@ class WorkerService:
         self._is_done = asyncio.Event()
         self._reconnected = asyncio.Event()
         self._reporting: Reporting | None = None
+        self._keeper: AdapterKeeper | None = None
 
     async def run(self) -> None:
         """Raises ConfigError if the engine cannot serve what is configured, EngineDied, RankLost or EngineHangs if it
@@ -188,20 +199,25 @@ class WorkerService:
             grants_subject(self._id), lambda message: self._guard(lambda: session.on_control(message, self._clock()))
         )
         self._bus.on_reconnect(self._reconnected.set)
-        self._service.set_ready(lambda: None if self._bus.is_connected else "no connection to the broker")
-        self._commands.act(Duty.on_loaded)
-        log.info("loaded", model=self._model, num_blocks=self._facts.num_blocks, device=self._facts.device)
-        tasks = [
-            self._service.spawn(self._told(self._read(link, session)), "engine"),
-            self._service.spawn(self._told(self._tick(session)), "tick"),
-            self._service.spawn(self._resume(session), "resume"),
-            self._service.spawn(self._await_signal(), "signal"),
-        ]
-        if self._facts.device.startswith("cuda"):
-            tasks.append(self._service.spawn(gpus.run(), "gpus"))
-        if is_in_cluster:
-            tasks.append(self._service.spawn(LogWatch(self._bus, session).run(), "log-watch"))
+        keeper = AdapterKeeper(self._bus, self._settings, link.send, self._hello, self._clock)
+        self._keeper = keeper
+        tasks = [self._service.spawn(self._told(self._read(link, session)), "engine")]
         try:
+            if not await self._unless_draining(keeper.start(self._model)):
+                return
+            self._service.set_ready(lambda: None if self._bus.is_connected else "no connection to the broker")
+            self._commands.act(Duty.on_loaded)
+            log.info("loaded", model=self._model, num_blocks=self._facts.num_blocks, device=self._facts.device)
+            tasks += [
+                self._service.spawn(self._told(self._tick(session)), "tick"),
+                self._service.spawn(self._resume(session), "resume"),
+                self._service.spawn(self._await_signal(), "signal"),
+                self._service.spawn(keeper.run(), "adapters"),
+            ]
+            if self._facts.device.startswith("cuda"):
+                tasks.append(self._service.spawn(gpus.run(), "gpus"))
+            if is_in_cluster:
+                tasks.append(self._service.spawn(LogWatch(self._bus, session).run(), "log-watch"))
             await self._is_done.wait()
         finally:
             for task in tasks:
@@ -233,6 +249,8 @@ class WorkerService:
             if isinstance(frame, Iteration):
                 self._patience.note(frame.elapsed_s)
                 session.on_iteration(frame, self._clock())
+            elif isinstance(frame, AdapterLoaded) and self._keeper is not None:
+                self._keeper.on_loaded(frame)
             elif isinstance(frame, Rested) and frame.generation == session.generation:
                 self._commands.act(Duty.on_rested)
 
@@ -314,6 +332,7 @@ class WorkerService:
             promotion_s=self._commands.promotion_s,
             is_parking=self._duty.is_parking,
             command_epoch=self._duty.epoch,
+            adapters=self._keeper.states if self._keeper is not None else (),
         )
         with contextlib.suppress(BusError):  # the next one is soon
             self._bus.publish(hello_subject(self._model, self._id), codec.encode(hello))

@@ -63,6 +63,14 @@ class WorkerSettings(TimingSettings, frozen=True, kw_only=True):
     """Tokens guessed ahead by prompt lookup and verified at once (CPU, one pipeline stage); 0: none. Fewer iterations
     where answers repeat what was said before. The answers are the same with compiled kernels; torch's own products may
     round differently for more rows, which can decide between tokens that are about equally likely."""
+    max_loras: Annotated[int, Meta(ge=0, le=256)] = 8
+    """Most LoRA adapters that are loaded at a time; a further one is refused, none is evicted. 0: none are served."""
+    max_lora_rank: Annotated[int, Meta(ge=1, le=512)] = 64
+    """Largest rank of an adapter."""
+    lora: tuple[str, ...] = ()
+    """Adapters to load at the start, as NAME=FOLDER; requests name them as their model. In PEFT's format."""
+    lora_dir: str = ""
+    """Folder below which adapters may be loaded while the worker runs; empty: none."""
     engine_module: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*$")] = "headrace_worker.engine_process"
     """Python module that runs as the engine process."""
     load_timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
@@ -95,4 +103,6 @@ class WorkerSettings(TimingSettings, frozen=True, kw_only=True):
             gpu_memory_share=self.gpu_memory_share,
             quantization=self.quantization,
             speculative_tokens=self.speculative_tokens,
+            max_loras=self.max_loras if self.lora or self.lora_dir else 0,
+            max_lora_rank=self.max_lora_rank,
         )

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import Admission, ModelCard, SequenceId
+from headrace_worker.adapters.store import AdapterStore
 from headrace_worker.constraint import Constraints
 from headrace_worker.forward import Forward
 from headrace_worker.inputs import build_inputs
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.kv_cache import KVCache
+from headrace_worker.pooling import Pooling, packed
 from headrace_worker.sampling import SamplingState, sample
 from headrace_worker.scoring import merged, score, targets_of
 
@@ -32,9 +34,14 @@ class TorchEngine:
         dtype: torch.dtype,
         samples: bool = True,
         max_drafts: int = 0,
+        adapters: AdapterStore | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
-        """`samples`: `forward` returns logits that are sampled from here; else that is another rank's business."""
+        """`samples`: `forward` returns logits that are sampled from here; else that is another rank's business.
+        `pooling`: where there are embeddings to be made."""
         self.cache = cache
+        self.adapters = adapters
+        self._pooling = pooling if samples else None
         self._forward = forward
         self._device = device
         self._samples = samples
@@ -65,6 +72,10 @@ class TorchEngine:
         if self._samples:
             constraint = self._constraints.of(admission)
             self._states[admission.sequence_id] = SamplingState(admission, self._facts.card.vocab_size, constraint)
+        if self.adapters is not None:
+            self.adapters.use(admission)
+        if self._pooling is not None:
+            self._pooling.add(admission)
         with torch.inference_mode():
             self.cache.copy_blocks(admission.copies)
             offset = admission.num_cached % self.cache.block_size
@@ -76,6 +87,10 @@ class TorchEngine:
         state = self._states.pop(sequence_id, None)
         if state is not None and state.constraint is not None:
             state.constraint.abandon()
+        if self.adapters is not None:
+            self.adapters.leave(sequence_id)
+        if self._pooling is not None:
+            self._pooling.remove(sequence_id)
 
     def is_ready(self, sequence_id: SequenceId, *, wait: bool) -> bool:
         state = self._states.get(sequence_id)
@@ -97,7 +112,7 @@ class TorchEngine:
         scored, logits = self._scored(slices, logits)
         drawn = sample(logits, [state for _, state in rows], self._constraints) if rows else []
         sampled = [
-            SampledToken(sequence_id, item.token, item.logprobs, item.error)
+            SampledToken(sequence_id, item.token, item.logprobs, item.error, self._embedding(sequence_id))
             for (sequence_id, _), item in zip(rows, drawn, strict=True)
         ]
         self._finished.append(merged(slices, scored, sampled) if scored else sampled)
@@ -116,6 +131,10 @@ class TorchEngine:
         chosen = torch.from_numpy(is_scored).to(logits.device)
         parts = score(logits[chosen], torch.from_numpy(targets.tokens).to(logits.device), targets.most)
         return targets.items(parts), logits[~chosen]
+
+    def _embedding(self, sequence_id: SequenceId) -> bytes | None:
+        pooling = self._pooling
+        return packed(pooling.embedding(sequence_id)) if pooling is not None and sequence_id in pooling else None
 
     def _states_of(self, piece: SequenceSlice) -> list[SamplingState]:
         """One for each row that is sampled. Behind a draft that of a sequence that has got it, for the time being."""
@@ -142,7 +161,8 @@ class TorchEngine:
     @torch.inference_mode()
     def logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
         """Computes an iteration up to the logits [slices that sample, vocab_size], in slice order."""
-        cache = self.cache
+        cache, pooling = self.cache, self._pooling
+        pooled = None if pooling is None else pooling.wanted(slices)
         inputs = build_inputs(
             slices,
             block_size=cache.block_size,
@@ -150,8 +170,16 @@ class TorchEngine:
             null_block=cache.null_block,
             gathered_positions=self._forward.gathered_positions,
             device=self._device,
+            adapters=None if self.adapters is None else self.adapters.slots(slices),
+            pooled=pooled,
         )
-        return self._forward(inputs)
+        if pooling is None or inputs.hidden_rows is None:
+            return self._forward(inputs)
+        shape = (inputs.hidden_rows.shape[0], pooling.hidden_size)
+        hidden = torch.empty(shape, dtype=torch.float32, device=self._device)
+        logits = self._forward(inputs, hidden)
+        pooling.take(slices, hidden)
+        return logits
 
 
 def _tokens_of(piece: SequenceSlice) -> Sequence[int]:

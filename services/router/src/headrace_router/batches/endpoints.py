@@ -9,4 +9,5 @@ def batch_endpoints(caller: Caller) -> dict[str, Answer]:
     return {
         "/v1/chat/completions": caller.chat,
         "/v1/completions": caller.completion,
+        "/v1/embeddings": caller.embedding,
     }

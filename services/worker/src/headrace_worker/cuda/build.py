@@ -7,6 +7,8 @@ import torch
 
 from headrace_shared.errors import ConfigError
 from headrace_shared.messages import ModelCard
+from headrace_worker.adapters.store import AdapterStore
+from headrace_worker.adapters.weights import AdapterReader, adapter_bytes
 from headrace_worker.cuda.backend import Backend
 from headrace_worker.cuda.decoder_forward import DecoderForward, DeviceAttention
 from headrace_worker.cuda.engine import CudaEngine
@@ -23,6 +25,7 @@ from headrace_worker.models.reading import read_decoder
 from headrace_worker.models.shard import WHOLE, Shard
 from headrace_worker.models.weight_bytes import WeightBits, matrices, packed_bytes
 from headrace_worker.models.weights import TensorSource
+from headrace_worker.pooling import Pooling, last_norm
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,20 @@ def build_engine(
     card = make_card(sizes.context)
     report("reading the tokenizer", 1, 1)
 
+    norm = None if weights.norm is not None or not shard.is_last else last_norm(config, source)
+    at = device.torch_device
+    pooling = Pooling(config.hidden_size, None if norm is None else norm.to(at), at)
+    reader = None
+    if sizes.max_loras and communicator is None:
+        reader = AdapterReader(
+            config,
+            source,
+            folds_norms=backend.packing.folds_norms,
+            max_rank=sizes.max_lora_rank,
+            dtype=dtype,
+            device=at,
+        )
+
     def engine_of(num_blocks: int, context: int) -> CudaEngine:
         cache = KVCache(
             num_layers=len(shard.layers(config)),
@@ -77,7 +94,7 @@ def build_engine(
             dtype=dtype,
             device=device.torch_device,
         )
-        return CudaEngine(
+        built = CudaEngine(
             forward_of(decoder, backend.attention(config, shard, cache, sizes)),
             cache,
             card,
@@ -89,7 +106,11 @@ def build_engine(
             tokens_per_iteration=sizes.tokens_per_iteration,
             dtype=dtype,
             samples=shard.is_last,
+            pooling=pooling,
         )
+        if reader is not None:
+            built.adapters = AdapterStore(reader, built.set_adapter, sizes.max_loras)
+        return built
 
     recorded = batch_sizes(sizes.max_sequences)
     num_blocks = sizes.num_blocks
@@ -104,6 +125,7 @@ def build_engine(
             share=sizes.memory_share,
             peak_bytes=peak_bytes,
             num_records=len(recorded),
+            kept_bytes=sizes.max_loras * adapter_bytes(config, sizes.max_lora_rank, dtype.itemsize),
             block_bytes=2 * heads * sizes.block_size * config.head_dim * dtype.itemsize,
         )
         if num_blocks < 1:

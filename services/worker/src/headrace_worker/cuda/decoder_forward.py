@@ -26,5 +26,12 @@ class DecoderForward:
 
     def __call__(self, batch: DeviceBatch) -> Tensor:
         attend = self._attention.prepare(batch)
-        hidden = self._decoder.run(self._decoder.embed(batch.token_ids), batch.positions, attend)
-        return self._decoder.logits(hidden if batch.sampled_rows is None else hidden[batch.sampled_rows])
+        hidden = self._decoder.run(self._decoder.embed(batch.token_ids), batch.positions, attend, batch.adapters)
+        return finish(self._decoder, hidden, batch)
+
+
+def finish(decoder: Decoder, hidden: Tensor, batch: DeviceBatch) -> Tensor:
+    """What the last stage makes of the hidden states [tokens, hidden_size]."""
+    if batch.hidden is not None:
+        batch.hidden.copy_(decoder.normalized(hidden[batch.hidden_rows]))
+    return decoder.logits(hidden if batch.sampled_rows is None else hidden[batch.sampled_rows])

@@ -19,18 +19,23 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId
+from headrace_worker.adapters.grouped import GroupedAdapters, RowGroup
+from headrace_worker.adapters.store import AdapterStore
+from headrace_worker.adapters.weights import AdapterWeights
 from headrace_worker.cuda.composing import Composed, compose, pad
 from headrace_worker.cuda.device import Device, Mark
 from headrace_worker.cuda.forward import DeviceBatch, DeviceForward
 from headrace_worker.cuda.frame import FrameLayout
 from headrace_worker.cuda.places import Places
-from headrace_worker.cuda.sampler import DeviceSampler, Preparation, Sampled, results
+from headrace_worker.cuda.row_wants import PutRows, Wants, put_rows
+from headrace_worker.cuda.sampler import DeviceSampler, Preparation, Sampled, results, to_host
 from headrace_worker.cuda.scoring import Scored, plan_scoring
 from headrace_worker.cuda.sequence import DeviceSequence, unsampled
 from headrace_worker.cuda.tail import Tail
 from headrace_worker.cuda.upload import Upload
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.kv_cache import KVCache
+from headrace_worker.pooling import Pooling
 from headrace_worker.scoring import merged, targets_of
 
 CopyBlocks = Callable[[Tensor, Tensor, Tensor], None]
@@ -58,9 +63,14 @@ class CudaEngine:
         tokens_per_iteration: int,
         dtype: torch.dtype,
         samples: bool = True,
+        pooling: Pooling | None = None,
     ) -> None:
-        """`samples`: `forward` returns logits that are sampled from here; else that is another rank's business."""
+        """`samples`: `forward` returns logits that are sampled from here; else that is another rank's business.
+        `pooling`: where there are embeddings to be made."""
         self.cache = cache
+        self.adapters: AdapterStore | None = None
+        self._pooling = pooling if samples else None
+        self._slots: dict[int, AdapterWeights] = {}
         self._forward = forward
         self._sampler = sampler
         self._copy_blocks = partial(copy_blocks, cache.pages)
@@ -101,8 +111,19 @@ class CudaEngine:
     def looks_ahead(self) -> bool:
         return True
 
+    def set_adapter(self, slot: int, adapter: AdapterWeights | None) -> None:
+        """What the store has in this slot from now on."""
+        if adapter is None:
+            self._slots.pop(slot, None)
+        else:
+            self._slots[slot] = adapter
+
     def add(self, admission: Admission) -> None:
         self._sequences[admission.sequence_id] = self._sampler.add(admission)
+        if self.adapters is not None:
+            self.adapters.use(admission)
+        if self._pooling is not None:
+            self._pooling.add(admission)
         if admission.copies:
             self._copies[admission.sequence_id] = admission.copies
 
@@ -116,6 +137,10 @@ class CudaEngine:
             self._copies.pop(sequence_id, None)
             self._places.leave(sequence_id)
             self._sampler.remove(sequence)
+            if self.adapters is not None:
+                self.adapters.leave(sequence_id)
+            if self._pooling is not None:
+                self._pooling.remove(sequence_id)
 
     def rest(self) -> None:
         self.cache.release()
@@ -129,7 +154,9 @@ class CudaEngine:
         is_decode = all(piece.num_tokens == 1 and piece.samples for piece in slices)
         upload = self._decode if is_decode else self._mixed
         composed = compose(upload.host, slices, taken, self._places, self.cache.block_size)
-        size = self._size(len(slices)) if is_decode else None
+        wants = self._wants(slices)
+        # Adapters and hidden states are not in what was recorded.
+        size = self._size(len(slices)) if is_decode and wants is None else None
         if size is not None:
             pad(upload.host, len(slices), size, self._places, self.cache.block_size)
         tail = Tail()
@@ -139,6 +166,7 @@ class CudaEngine:
         ]
         draw = self._sampler.plan(sampled, composed.num_output, upload.host, tail) if sampled else None
         scoring = plan_scoring(slices, composed.first_rows, tail)
+        rows = None if wants is None else put_rows(tail, slices, composed.first_rows, wants)
         extras = upload.send(tail)
         for prepare, numbers in preparations:
             prepare(*(extras[number] for number in numbers))
@@ -146,14 +174,46 @@ class CudaEngine:
             self._replays[size]()
             logits = self._logits[: len(slices)]
         else:
-            logits = self._forward(self._batch(upload, composed, None if scoring is None else extras[scoring.rows]))
+            batch = self._batch(upload, composed, None if scoring is None else extras[scoring.rows])
+            if rows is not None:
+                batch = self._with_rows(batch, rows, extras)
+            logits = self._forward(batch)
+            if self._pooling is not None and batch.hidden is not None:
+                self._pooling.take(slices, batch.hidden)
         scored = None
         if scoring is not None and self._samples:
             targets = targets_of(slices, lambda sequence_id: self._sequences[sequence_id].params)
             scored = scoring.score(logits[composed.num_sampled :], extras, targets, self._device)
             logits = logits[: composed.num_sampled]
+        embeddings = self._embeddings(sampled)
         drawn = self._device.mark() if draw is None else draw(logits, upload.frame, extras, self._last_tokens)
+        if embeddings and isinstance(drawn, Sampled):
+            drawn = drawn._replace(embeddings=embeddings)
         self._in_flight.append(_Iteration(drawn, scored, slices))
+
+    def _wants(self, slices: Sequence[SequenceSlice]) -> Wants | None:
+        slots = None if self.adapters is None else self.adapters.slots(slices)
+        pooled = None if self._pooling is None else self._pooling.wanted(slices)
+        return None if slots is None and pooled is None else Wants(slots, pooled)
+
+    def _with_rows(self, batch: DeviceBatch, rows: PutRows, extras: Sequence[Tensor]) -> DeviceBatch:
+        adapters = None
+        if rows.of_slots:
+            adapters = GroupedAdapters([RowGroup(extras[n], self._slots[slot]) for slot, n in rows.of_slots.items()])
+        if rows.hidden is None or self._pooling is None:
+            return batch._replace(adapters=adapters)
+        hidden_rows = extras[rows.hidden]
+        shape = (hidden_rows.shape[0], self._pooling.hidden_size)
+        hidden = torch.empty(shape, dtype=torch.float32, device=hidden_rows.device)
+        return batch._replace(adapters=adapters, hidden_rows=hidden_rows, hidden=hidden)
+
+    def _embeddings(self, sampled: Sequence[DeviceSequence]) -> dict[int, Tensor]:
+        """By row, on their way to the host."""
+        pooling = self._pooling
+        if pooling is None:
+            return {}
+        wanted = [(row, one.sequence_id) for row, one in enumerate(sampled) if one.sequence_id in pooling]
+        return {row: to_host(self._device, pooling.embedding(sequence_id)) for row, sequence_id in wanted}
 
     def collect(self) -> list[SampledToken]:
         oldest = self._in_flight.popleft()

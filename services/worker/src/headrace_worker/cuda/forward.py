@@ -4,6 +4,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from headrace_worker.models.operations import RowAdapters
+
 
 class DeviceBatch(NamedTuple):
     """One iteration: T tokens of S sequences. All tensors are on the device; all numbers were known to the host."""
@@ -26,6 +28,12 @@ class DeviceBatch(NamedTuple):
     """The first sequences, with one token each."""
     longest_chunk: int
     """Tokens of the longest of the others; 0 if there are none."""
+    adapters: RowAdapters | None = None
+    """Never in what is recorded."""
+    hidden_rows: Tensor | None = None
+    """int64 [H]: rows whose last hidden states are wanted. None: nobody's."""
+    hidden: Tensor | None = None
+    """float32 [H, hidden_size], to be filled with them, as the head gets them."""
 
 
 class DeviceForward(Protocol):

@@ -52,6 +52,8 @@ def sizes_of(config: EngineConfig, longest: int) -> Sizes:
         max_sequences=config.max_sequences,
         tokens_per_iteration=config.tokens_per_iteration,
         memory_share=config.gpu_memory_share,
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
     )
 
 

@@ -1,7 +1,7 @@
 """Sampling on the device: what has to be done for an iteration is decided on the host beforehand, and what was drawn
 stays on the device for the next iteration, and goes to the host behind it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from headrace_worker.cuda.frame import Frame
 from headrace_worker.cuda.sequence import DeviceSequence
 from headrace_worker.cuda.tail import Tail
 from headrace_worker.iteration import SampledToken
+from headrace_worker.pooling import packed
 from headrace_worker.sampling import NOT_FINITE, likeliest_first
 
 
@@ -49,6 +50,8 @@ class Sampled(NamedTuple):
     mark: Mark
     chosen: Tensor | None = None
     """float32: of the tokens that were asked for, row by row."""
+    embeddings: Mapping[int, Tensor] = {}
+    """float32 [hidden_size], of rows that want it."""
 
 
 Draw = Callable[[Tensor, Frame[Tensor], Sequence[Tensor], Tensor], Sampled]
@@ -92,7 +95,13 @@ def results(sampled: Sampled) -> list[SampledToken]:
     logprobs = _logprobs(sampled) if sampled.wanted else {}
     rows = zip(sampled.sequence_ids, sampled.tokens.tolist(), sampled.finite.tolist(), strict=True)
     return [
-        SampledToken(sequence_id, token, logprobs.get(row) if is_finite else None, None if is_finite else NOT_FINITE)
+        SampledToken(
+            sequence_id,
+            token,
+            logprobs.get(row) if is_finite else None,
+            None if is_finite else NOT_FINITE,
+            packed(sampled.embeddings[row]) if row in sampled.embeddings else None,
+        )
         for row, (sequence_id, token, is_finite) in enumerate(rows)
     ]
 

@@ -17,6 +17,8 @@ class Sizes(NamedTuple):
     tokens_per_iteration: int
     memory_share: float
     """Of the device's memory, for this process."""
+    max_loras: int = 0
+    max_lora_rank: int = 0
 
 
 class DeviceMemory(NamedTuple):
@@ -28,12 +30,15 @@ class DeviceMemory(NamedTuple):
     """Held by this process."""
 
 
-def blocks_that_fit(memory: DeviceMemory, *, share: float, peak_bytes: int, num_records: int, block_bytes: int) -> int:
+def blocks_that_fit(
+    memory: DeviceMemory, *, share: float, peak_bytes: int, num_records: int, block_bytes: int, kept_bytes: int = 0
+) -> int:
     """Blocks beside what is in memory already and what iterations take. May be below 1.
 
     `share` of all memory is what this process may use; others' use of the rest is not its business. `peak_bytes`: of
-    one iteration. It counts twice, since recorded work keeps intermediate memory of its own."""
-    reserved = 2 * peak_bytes + num_records * _RECORD_BYTES
+    one iteration. It counts twice, since recorded work keeps intermediate memory of its own. `kept_bytes`: for what is
+    loaded later."""
+    reserved = 2 * peak_bytes + num_records * _RECORD_BYTES + kept_bytes
     # One more block, the null block, takes as much.
     return min(int(memory.total * share) - memory.own, memory.free) // block_bytes - -(-reserved // block_bytes) - 1
 

@@ -14,7 +14,7 @@ from headrace_worker.models.communicator import Communicator
 from headrace_worker.models.decoder_weights import DecoderWeights, Layer, Mixture
 from headrace_worker.models.experts import mix_experts
 from headrace_worker.models.linear import Linear
-from headrace_worker.models.operations import Attend, Operations
+from headrace_worker.models.operations import Attend, Operations, RowAdapters, Site
 from headrace_worker.models.rotary import rotary_table
 
 
@@ -60,8 +60,9 @@ class Decoder:
             hidden = self._communicator.all_reduce(hidden.masked_fill(elsewhere.unsqueeze(-1), 0.0))
         return hidden if self._embedding_scale == 1.0 else hidden * self._embedding_scale
 
-    def run(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """This stage's layers: [tokens, hidden_size] -> [tokens, hidden_size], in place. positions: [tokens] int64."""
+    def run(self, hidden: Tensor, positions: Tensor, attend: Attend, adapters: RowAdapters | None = None) -> Tensor:
+        """This stage's layers: [tokens, hidden_size] -> [tokens, hidden_size], in place. positions: [tokens] int64.
+        `adapters`: of a stage that is one rank."""
         operations, reduce = self._operations, self._communicator.all_reduce
         rotations = [table.index_select(0, positions) for table in self._tables]
         change: Tensor | None = None
@@ -71,14 +72,20 @@ class Decoder:
                 normed = operations.rms_norm(hidden, norms.before_attention)
             else:
                 normed = operations.rms_norm(change, norms.before_attention, hidden)
-            qkv = layer.qkv(normed).view(hidden.shape[0], -1, self.config.head_dim)
+            product = layer.qkv(normed)
+            if adapters is not None:
+                adapters.add(index, Site.QKV, normed, product)
+            qkv = product.view(hidden.shape[0], -1, self.config.head_dim)
             operations.rotate(qkv, self._num_rotated, rotations[self._table_of[index]], layer.qk_norm)
             mixed = attend(index, qkv[:, : self._num_heads], qkv[:, self._num_heads :])
-            change = reduce(layer.output(mixed))
+            product = layer.output(mixed)
+            if adapters is not None:
+                adapters.add(index, Site.OUTPUT, mixed, product)
+            change = reduce(product)
             if norms.after_attention is not None:
                 change = operations.rms_norm(change, norms.after_attention)
             normed = operations.rms_norm(change, norms.before_mlp, hidden)
-            change = reduce(self._mlp(layer, normed))
+            change = reduce(self._mlp(index, layer, normed, adapters))
             if norms.after_mlp is not None:
                 change = operations.rms_norm(change, norms.after_mlp)
         return hidden if change is None else hidden.add_(change)
@@ -87,12 +94,24 @@ class Decoder:
         """[rows, hidden_size] -> [rows, vocab_size]"""
         head = self._weights.head
         assert head is not None, "only the last stage has logits"
-        own = head(self._operations.rms_norm(hidden, self._weights.norm))
+        own = head(self.normalized(hidden))
         return self._communicator.all_gather(own)[:, : self.config.vocab_size]
 
-    def _mlp(self, layer: Layer[Linear], rows: Tensor) -> Tensor:
+    def normalized(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden_size] -> what the head is multiplied with; without the norm's weight, where that is multiplied
+        into the head."""
+        return self._operations.rms_norm(hidden, self._weights.norm)
+
+    def _mlp(self, index: int, layer: Layer[Linear], rows: Tensor, adapters: RowAdapters | None) -> Tensor:
         act_mul = partial(self._operations.act_mul, activation=self.config.activation)
         if isinstance(layer.mlp, Mixture):
             assert self.config.mixture is not None
             return mix_experts(rows, layer.mlp, self.config.mixture, act_mul)
-        return layer.mlp.down(act_mul(layer.mlp.gate_up(rows)))
+        gate_up = layer.mlp.gate_up(rows)
+        if adapters is None:
+            return layer.mlp.down(act_mul(gate_up))
+        adapters.add(index, Site.GATE_UP, rows, gate_up)
+        inner = act_mul(gate_up)
+        product = layer.mlp.down(inner)
+        adapters.add(index, Site.DOWN, inner, product)
+        return product

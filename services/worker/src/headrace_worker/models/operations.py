@@ -5,6 +5,7 @@ synchronization with the host, and nothing in Python that depends on the tensors
 """
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -15,6 +16,24 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, counted from the stage's first; queries [tokens, num_heads, head_dim]; keys, then values [tokens, 2 *
 num_kv_heads, head_dim]) -> [tokens, num_heads * head_dim]. Writes the keys and values to the cache before it reads any.
 Both inputs are views of the same tensor: heads are contiguous, tokens are not."""
+
+
+class Site(IntEnum):
+    """One of a layer's four products."""
+
+    QKV = 0
+    OUTPUT = 1
+    GATE_UP = 2
+    DOWN = 3
+
+
+class RowAdapters(Protocol):
+    """What LoRA adapters add to the products of some of an iteration's rows."""
+
+    def add(self, layer: int, site: Site, inputs: Tensor, outputs: Tensor) -> None:
+        """Adds to `outputs` [tokens, out] in place what belongs to `inputs` [tokens, in]; rows without an adapter are
+        not touched. `layer` counts from the stage's first."""
+        ...
 
 
 class QkNorm(NamedTuple):

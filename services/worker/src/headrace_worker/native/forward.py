@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from headrace_worker.adapters.weights import AdapterWeights
 from headrace_worker.inputs import Inputs
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.decoder_weights import DecoderWeights, Layer, Mlp
 from headrace_worker.models.rotary import rotary_table
+from headrace_worker.native.adapters import pack_adapter
 from headrace_worker.native.attention import PagedBatch
 from headrace_worker.native.library import Library
 from headrace_worker.native.model import NativeLayer, NativeMatrix, NativeModel, NativeShape
@@ -44,6 +46,7 @@ class NativeForward:
 
     def __init__(self, weights: DecoderWeights[NativeMatrix], cache: KVCache, context: int, kernels: Library) -> None:
         config = weights.config
+        self.folds_norms = bool(weights.layers) and weights.layers[0].norms.before_attention is None
         assert weights.embedding is not None and weights.head is not None, "a pipeline stage is not run natively"
         self._block_size = cache.block_size
         self._model = NativeModel(
@@ -57,10 +60,22 @@ class NativeForward:
             norm=weights.norm,
         )
 
-    def __call__(self, inputs: Inputs) -> Tensor:
+    def set_adapter(self, slot: int, adapter: AdapterWeights | None) -> None:
+        self._model.set_adapter(slot, None if adapter is None else pack_adapter(adapter))
+
+    def __call__(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor:
         # Positions that nobody has written are never read, so no block needs to be cleared first.
         batch = PagedBatch(*inputs.ragged, block_size=self._block_size)
-        return self._model.logits(inputs.token_ids, inputs.positions, inputs.slots, inputs.sampled_rows, batch)
+        return self._model.logits(
+            inputs.token_ids,
+            inputs.positions,
+            inputs.slots,
+            inputs.sampled_rows,
+            batch,
+            adapter_slots=None if inputs.row_slots is None else torch.from_numpy(inputs.row_slots),
+            hidden_rows=None if hidden is None else inputs.hidden_rows,
+            hidden=hidden,
+        )
 
 
 def _layer(layer: Layer[NativeMatrix]) -> NativeLayer:

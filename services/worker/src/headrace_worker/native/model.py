@@ -13,7 +13,7 @@ from headrace_worker.native.attention import HEAD_DIM_STEP, PagedBatch
 from headrace_worker.native.checks import check_multiple, check_range, check_tensor
 from headrace_worker.native.library import Library, load
 from headrace_worker.native.linear import INPUT_STEP, TILE, PackedWeight, pack_weight
-from headrace_worker.native.structures import AttentionShape, Batch, LayerWeights, Matrix, ModelShape
+from headrace_worker.native.structures import Adapter, AttentionShape, Batch, LayerWeights, Matrix, ModelShape
 
 _BF16 = (torch.bfloat16,)
 
@@ -54,6 +54,14 @@ class NativeLayer(NamedTuple):
     down: NativeMatrix
     attention_norm: Tensor | None = None
     mlp_norm: Tensor | None = None
+
+
+class NativeAdapter(NamedTuple):
+    """What `adapters.py` has packed."""
+
+    structure: Adapter
+    kept: tuple[object, ...]
+    """What it points to."""
 
 
 def pack(
@@ -122,6 +130,7 @@ class NativeModel:
         self._shape = shape
         self._num_blocks = min(layer_pages.shape[0] for layer_pages in pages)
         self._num_positions = rotations.shape[0]
+        self._adapters: dict[int, NativeAdapter] = {}
         self._kept = (list(layers), embedding, head, norm, rotations, list(pages))
         self._pages = (ctypes.c_void_p * len(pages))(*(layer_pages.data_ptr() for layer_pages in pages))
         functions = (library or load()).functions
@@ -145,11 +154,28 @@ class NativeModel:
         self._run = functions.headrace_model_run
         weakref.finalize(self, functions.headrace_model_free, self._handle)
 
+    def set_adapter(self, slot: int, adapter: NativeAdapter | None) -> None:
+        """What rows of this slot get from now on."""
+        if adapter is None:
+            self._adapters.pop(slot, None)
+        else:
+            self._adapters[slot] = adapter
+
     def logits(
-        self, token_ids: Tensor, positions: Tensor, slots: Tensor, sampled_rows: Tensor, batch: PagedBatch
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        sampled_rows: Tensor,
+        batch: PagedBatch,
+        *,
+        adapter_slots: Tensor | None = None,
+        hidden_rows: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """One iteration: token_ids, positions [tokens], slots [tokens, 2 * num_kv_heads], sampled_rows [sampled], all
-        int64 -> [sampled, vocab_size] float32.
+        int64 -> [sampled, vocab_size] float32. `adapter_slots` [tokens] int32: of each row's adapter, below 0 for none.
+        `hidden` [hidden rows, hidden_size] float32 is filled with what the head would get of `hidden_rows`, int64.
 
         Writes the tokens' keys and values. A sequence's results are the same bits whatever else is in the batch and
         however its prompt is cut into chunks. Raises ValueError for what the kernels do not take.
@@ -166,6 +192,16 @@ class NativeModel:
         check_range("slots", slots, self._num_blocks * 2 * shape.num_kv_heads * shape.block_size)
         if batch.greatest_block >= self._num_blocks or batch.block_size != shape.block_size:
             raise ValueError("the block table does not fit the pages")
+        adapters = None
+        if adapter_slots is not None:
+            check_tensor("adapter_slots", adapter_slots, (num_tokens,), (torch.int32,))
+            adapters = self._adapter_table(adapter_slots)
+        num_hidden = 0
+        if hidden_rows is not None and hidden is not None:
+            num_hidden = hidden_rows.shape[0]
+            check_tensor("hidden_rows", hidden_rows, (None,), integers)
+            check_range("hidden_rows", hidden_rows, num_tokens)
+            check_tensor("hidden", hidden, (num_hidden, shape.hidden_size), (torch.float32,))
         logits = torch.empty((sampled_rows.shape[0], shape.vocab_size), dtype=torch.float32)
         structure = Batch(
             batch.sequences,
@@ -176,9 +212,24 @@ class NativeModel:
             slots.stride(0),
             sampled_rows.shape[0],
             sampled_rows.data_ptr(),
+            _address(adapter_slots),
+            None if adapters is None else ctypes.addressof(adapters),
+            num_hidden,
+            _address(hidden_rows),
+            _address(hidden),
         )
         self._run(self._handle, ctypes.byref(structure), self._pages, logits.data_ptr(), torch.get_num_threads())
         return logits
+
+    def _adapter_table(self, slots: Tensor) -> "ctypes.Array[ctypes.c_void_p]":
+        """Raises ValueError for a slot without an adapter."""
+        used = [slot for slot in slots.unique().tolist() if slot >= 0]
+        if missing := [slot for slot in used if slot not in self._adapters]:
+            raise ValueError(f"there is no adapter in slot {missing[0]}")
+        table = (ctypes.c_void_p * (1 + max(used, default=0)))()
+        for slot in used:
+            table[slot] = ctypes.addressof(self._adapters[slot].structure)
+        return table
 
 
 def _check_matrix(name: str, matrix: NativeMatrix, num_outputs: int, num_inputs: int) -> None:

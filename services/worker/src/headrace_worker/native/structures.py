@@ -66,4 +66,25 @@ class Batch(ctypes.Structure):
         ("slot_stride", ctypes.c_int64),
         ("num_sampled", ctypes.c_int64),
         ("sampled_rows", ctypes.c_void_p),
+        ("slots_of_adapters", ctypes.c_void_p),
+        ("adapters", ctypes.c_void_p),
+        ("num_hidden", ctypes.c_int64),
+        ("hidden_rows", ctypes.c_void_p),
+        ("hidden", ctypes.c_void_p),
+    )
+
+
+class AdapterSite(ctypes.Structure):
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("parts", ctypes.c_int32),
+    )
+
+
+class Adapter(ctypes.Structure):
+    _fields_ = (
+        ("sites", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("scale", ctypes.c_float),
     )

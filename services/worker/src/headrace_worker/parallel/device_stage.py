@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headrace_worker.cuda.decoder_forward import DeviceAttention
+from headrace_worker.cuda.decoder_forward import DeviceAttention, finish
 from headrace_worker.cuda.forward import DeviceBatch
 from headrace_worker.models.decoder import Decoder
 from headrace_worker.parallel.torch_group import TorchGroup
@@ -29,6 +29,6 @@ class DeviceStage:
             self._group.receive(hidden)
         hidden = decoder.run(hidden, batch.positions, attend)
         if shard.is_last:
-            return decoder.logits(hidden if batch.sampled_rows is None else hidden[batch.sampled_rows])
+            return finish(decoder, hidden, batch)
         self._group.send(hidden)
         return hidden

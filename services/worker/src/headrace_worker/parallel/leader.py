@@ -36,6 +36,11 @@ class LeaderEngine:
         return self._facts
 
     @property
+    def adapters(self) -> None:
+        """Their matrices are not divided."""
+        return None
+
+    @property
     def looks_ahead(self) -> bool:
         return self._engine.looks_ahead
 

@@ -23,6 +23,7 @@ from headrace_worker.parallel.place import RankPlace
 from headrace_worker.parallel.sizes import group_kv_bytes_per_token, kv_bytes_per_token, shard_of, weight_bytes
 from headrace_worker.parallel.stage_forward import StageForward
 from headrace_worker.parallel.torch_group import TorchGroup
+from headrace_worker.pooling import Pooling, last_norm
 from headrace_worker.torch_engine import TorchEngine
 
 
@@ -119,6 +120,7 @@ def _load_on_cpu(
         dtype=dtype,
         samples=config.place.is_sampler,
         max_drafts=config.speculative_tokens,
+        pooling=Pooling(model.hidden_size, last_norm(model, checkpoint.source), device),
     )
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from headrace_worker.adapters.weights import AdapterWeights
 from headrace_worker.forward import TorchForward
 from headrace_worker.inputs import Inputs
 from headrace_worker.parallel.torch_group import TorchGroup
@@ -24,13 +25,20 @@ class StageForward:
     def gathered_positions(self) -> int:
         return self._forward.gathered_positions
 
-    def __call__(self, inputs: Inputs) -> Tensor:
+    @property
+    def folds_norms(self) -> bool:
+        return self._forward.folds_norms
+
+    def set_adapter(self, slot: int, adapter: AdapterWeights | None) -> None:
+        raise NotImplementedError("adapters are for engines of one rank")
+
+    def __call__(self, inputs: Inputs, last_hidden: Tensor | None = None) -> Tensor:
         hidden = None
         if not self._group.shard.is_first:
             shape = (inputs.token_ids.shape[0], self._hidden_size)
             hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
             self._group.receive(hidden)
-        output = self._forward.stage(inputs, hidden)
+        output = self._forward.stage(inputs, hidden, last_hidden)
         if not self._group.shard.is_last:
             self._group.send(output)
         return output

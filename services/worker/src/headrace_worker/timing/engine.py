@@ -29,6 +29,10 @@ class TimingEngine:
         return self._facts
 
     @property
+    def adapters(self) -> None:
+        return None
+
+    @property
     def looks_ahead(self) -> bool:
         return False
 

@@ -3,6 +3,7 @@
 // The residual stream stays in float32; only what goes into a product or into the cache is rounded to bfloat16.
 #include <memory>
 
+#include "adapters.h"
 #include "attention.h"
 #include "matmul.h"
 #include "parts.h"
@@ -56,6 +57,11 @@ struct Batch {
     std::int64_t slot_stride;
     std::int64_t num_sampled;
     const std::int64_t* sampled_rows;
+    const std::int32_t* slots_of_adapters;  // of each row; null: no row has one
+    const Adapter* const* adapters;         // by slot
+    std::int64_t num_hidden;
+    const std::int64_t* hidden_rows;
+    float* hidden;  // [num_hidden, hidden_size]: the rows' last hidden states, as the head gets them
 };
 
 class Model {
@@ -82,6 +88,7 @@ class Model {
         gated_.resize(tokens * shape_.intermediate_size);
         plan_attention(attention, batch.sequences, num_threads, plan_);
         partials_.resize(static_cast<std::size_t>(partials_size(attention, plan_)));
+        adapters_.begin(batch.num_tokens, batch.slots_of_adapters, batch.adapters);
         for (int i = 0; i < 2 * shape_.num_layers; ++i) counters_[i].store(0, std::memory_order_relaxed);
         parts_.reset(kProducts * shape_.num_layers + 1, num_threads < 1 ? 1 : num_threads);
         auto body = [&](Team& team) { work(team, batch, pages, logits); };
@@ -113,6 +120,10 @@ class Model {
             add_product(team, product + 3, batch.num_tokens, gated_.data(), layer.down, after);
             team.wait();
         }
+        const auto wanted = team.share(batch.num_hidden);
+        for (auto i = wanted.begin; i < wanted.end; ++i)
+            normalize_row(hidden_row(batch.hidden_rows[i]), shape_.hidden_size, shape_.epsilon,
+                          batch.hidden + i * shape_.hidden_size, norm_);
         if (batch.num_sampled == 0) return;
         const bf16* rows = normalized(team, batch.num_sampled, batch.sampled_rows, norm_);
         const int last = kProducts * shape_.num_layers;
@@ -190,11 +201,13 @@ class Model {
         const int dim = attention.head_dim;
         const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
         const bf16* rows = normalized(team, batch.num_tokens, nullptr, layer.attention_norm);
+        adapters_.narrow(team, product, rows, shape_.hidden_size);
         compute(team, product, rows, batch.num_tokens, layer.qkv, &layer.output, [&](const Products& tile) {
             const int head = static_cast<int>(tile.column) / dim, component = static_cast<int>(tile.column) % dim;
+            const int part = head < num_heads ? 0 : head < num_heads + num_kv_heads ? 1 : 2;
             for (int i = 0; i < tile.num_rows; ++i) {
                 const std::int64_t row = tile.first_row + i;
-                Floats sums = tile.at(i);
+                Floats sums = adapters_.added(tile.at(i), product, row, tile.column / kTile, part);
                 if (head < num_heads + num_kv_heads)
                     sums = rotated(sums, load(rotations_ + batch.positions[row] * dim + component));
                 bf16* target =
@@ -208,21 +221,28 @@ class Model {
 
     void add_product(Team& team, int product, std::int64_t num_rows, const bf16* x, const Matrix& matrix,
                      const Matrix& after) {
+        adapters_.narrow(team, product, x, matrix.num_inputs);
         compute(team, product, x, num_rows, matrix, &after, [&](const Products& tile) {
-            for (int row = 0; row < tile.num_rows; ++row) {
-                float* target = hidden_row(tile.first_row + row) + tile.column;
-                store(target, load(target) + tile.at(row));
+            for (int i = 0; i < tile.num_rows; ++i) {
+                const std::int64_t row = tile.first_row + i;
+                float* target = hidden_row(row) + tile.column;
+                store(target, load(target) + adapters_.added(tile.at(i), product, row, tile.column / kTile));
             }
         });
     }
 
     void multiply_gate(Team& team, int product, std::int64_t num_rows, const LayerWeights& layer) {
         const bf16* rows = normalized(team, num_rows, nullptr, layer.mlp_norm);
+        adapters_.narrow(team, product, rows, shape_.hidden_size);
         compute(team, product, rows, num_rows, layer.gate_up, &layer.down, [&](const Products& tiles) {
-            for (int row = 0; row < tiles.num_rows; ++row)
-                store(gated_.data() + (tiles.first_row + row) * static_cast<std::int64_t>(shape_.intermediate_size) +
-                          tiles.column / 2,
-                      silu<bf16>(tiles.at(row)) * tiles.at(row, 1));
+            const auto tile = tiles.column / kTile;
+            for (int i = 0; i < tiles.num_rows; ++i) {
+                const std::int64_t row = tiles.first_row + i;
+                const Floats gate = adapters_.added(tiles.at(i), product, row, tile);
+                const Floats up = adapters_.added(tiles.at(i, 1), product, row, tile + 1, 1);
+                store(gated_.data() + row * static_cast<std::int64_t>(shape_.intermediate_size) + tiles.column / 2,
+                      silu<bf16>(gate) * up);
+            }
         });
     }
 
@@ -239,6 +259,7 @@ class Model {
     std::vector<bf16> gated_;
     std::vector<float> partials_;
     AttentionPlan plan_;
+    Adapters adapters_;
     std::unique_ptr<std::atomic<int>[]> counters_;
     Parts parts_;
 };

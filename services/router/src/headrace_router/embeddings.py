@@ -1,0 +1,79 @@
+"""/v1/embeddings: the mean of a decoder's last hidden states over a text's tokens, of length 1. Pure.
+
+A call goes the way of completions: each input is a prompt of which nothing is generated, and its embedding comes with
+what would have been the first token.
+"""
+
+from typing import Any, NamedTuple
+
+from headrace_router.embedding_form import EmbeddingForm
+from headrace_router.models import ServedModel
+from headrace_router.parsing import parse_body
+from headrace_router.requests import EncodedPrompt, encode_prompts
+from headrace_router.schemas import CompletionBody, EmbeddingBody
+from headrace_router.validation import ValidParams, validate_completion
+from headrace_shared.errors import InvalidRequest
+from headrace_shared.messages import ModelCard
+
+MAX_INPUTS = 2048
+MAX_DIMENSIONS = 65_536
+
+
+class ParsedEmbedding(NamedTuple):
+    body: CompletionBody
+    """The call as one for completions."""
+    form: EmbeddingForm
+
+
+def parse_embedding(data: bytes) -> ParsedEmbedding:
+    """Raises InvalidRequest."""
+    body = parse_body(EmbeddingBody, data)
+    encoding = body.encoding_format or "float"
+    dimensions = body.dimensions
+    if dimensions is not None and not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise InvalidRequest(f"'dimensions' must be 1 to {MAX_DIMENSIONS}.", param="dimensions")
+    completion = CompletionBody(
+        model=body.model,
+        prompt=body.input,
+        user=body.user,
+        max_tokens=1,
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        repetition_penalty=1.0,
+        ignore_eos=True,
+    )
+    return ParsedEmbedding(completion, EmbeddingForm(encoding=encoding, dimensions=dimensions))
+
+
+def validate_embedding(body: CompletionBody, card: ModelCard) -> tuple[list[str] | list[list[int]], ValidParams]:
+    """The inputs, as given: texts or token ids. Raises InvalidRequest."""
+    inputs = _inputs(body.prompt)
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise InvalidRequest(f"'input' must hold 1 to {MAX_INPUTS} texts.", param="input")
+    for item in inputs:
+        if not item:
+            raise InvalidRequest("'input' must not hold anything empty.", param="input", code="empty_prompt")
+        if isinstance(item, list) and not 0 <= min(item) <= max(item) < card.vocab_size:
+            raise InvalidRequest(f"'input' has token ids that are not 0 to {card.vocab_size - 1}.", param="input")
+    _, params = validate_completion(body.model_copy(update={"prompt": "-"}), card, 0)
+    return inputs, params._replace(has_seed=True)
+
+
+def encode_inputs(model: ServedModel, inputs: list[str] | list[list[int]], params: ValidParams) -> list[EncodedPrompt]:
+    """Raises InvalidRequest."""
+    try:
+        return encode_prompts(model, inputs, params)
+    except InvalidRequest as error:
+        if error.param != "prompt":
+            raise
+        raise InvalidRequest(error.message.replace("'prompt'", "'input'"), param="input", code=error.code) from None
+
+
+def _inputs(given: Any) -> list[str] | list[list[int]]:
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [given]
+    inputs: list[str] | list[list[int]] = given
+    return inputs

@@ -1,0 +1,164 @@
+"""Adapters and embeddings of a whole system with the real model: two workers, restarts, and a second worker's start."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.e2e.launcher import Launched, launched
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(240)]
+
+MODEL = "smollm2-135m"
+SHAPES = {
+    "self_attn.q_proj": (576, 576),
+    "self_attn.k_proj": (192, 576),
+    "self_attn.v_proj": (192, 576),
+    "self_attn.o_proj": (576, 576),
+    "mlp.gate_proj": (1536, 576),
+    "mlp.up_proj": (1536, 576),
+    "mlp.down_proj": (576, 1536),
+}
+NUM_LAYERS = 30
+PROMPT = "The capital of France is"
+
+
+def save_adapter(folder: Path, seed: int, rank: int = 8) -> None:
+    """Random, and large enough to change what is said."""
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(NUM_LAYERS):
+        for module, (outputs, inputs) in SHAPES.items():
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn((rank, inputs), generator=generator) * 0.02
+            tensors[f"{name}.lora_B.weight"] = torch.randn((outputs, rank), generator=generator) * 0.02
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 4 * rank, "target_modules": "all-linear"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    folder = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("first", "second", "third")):
+        save_adapter(folder / "adapters" / name, seed)
+    (folder / "adapters" / "outside").symlink_to(folder)
+    environment = {"HEADRACE_CONTEXT": "512", "HEADRACE_NUM_BLOCKS": "256", "HEADRACE_NUM_THREADS": "1"}
+    given = ("--lora-dir", str(folder / "adapters"), "--lora", f"first={folder / 'adapters' / 'first'}")
+    with launched(folder, "--workers", "2", "--no-autoscaler", *given, environment=environment) as running:
+        yield running
+
+
+@pytest.fixture
+def client(system: Launched) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=system.url, timeout=60.0, trust_env=False) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def admin(system: Launched) -> dict[str, str]:
+    command = [sys.executable, "-m", "headrace_cli", "keys", "create", "--name", "root", "--admin", "--json"]
+    made = subprocess.run(
+        [*command, "--nats-url", system.nats_url()], capture_output=True, check=True, timeout=30, env=os.environ
+    )
+    return {"Authorization": f"Bearer {json.loads(made.stdout)['key']}"}
+
+
+def say(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    reply = client.post("/v1/completions", json=body | fields)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    text: str = answer["choices"][0]["text"]
+    return text
+
+
+def until_loaded(client: httpx.Client, admin: dict[str, str], name: str, path: str) -> None:
+    deadline = time.monotonic() + 30.0
+    while True:
+        body = {"lora_name": name, "lora_path": path}
+        reply = client.post("/v1/load_lora_adapter", json=body, headers=admin)
+        if reply.status_code == 200:
+            assert "2 of 2" in reply.text, reply.text
+            return
+        # Until the key is known to the router.
+        assert reply.status_code in (401, 403) and time.monotonic() < deadline, reply.text
+        time.sleep(0.1)
+
+
+def test_adapters_live_beside_the_model_and_outlive_workers_and_schedulers(
+    system: Launched, client: httpx.Client, admin: dict[str, str]
+) -> None:
+    base = text_of(say(client, MODEL))
+    first = text_of(say(client, "first"))
+    until_loaded(client, admin, "second", "second")
+    second = text_of(say(client, "second"))
+    assert len({base, first, second}) == 3
+    # Nobody's blocks are taken for another's, whatever was computed before.
+    for _ in range(2):
+        for model, text in ((MODEL, base), ("first", first), ("second", second)):
+            assert text_of(say(client, model)) == text
+    listed = {model["id"]: model["parent"] for model in client.get("/v1/models").json()["data"]}
+    assert listed == {MODEL: None, "first": MODEL, "second": MODEL}
+    for path in ("../adapters/first", "/etc", "outside", "missing"):
+        reply = client.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": path}, headers=admin)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "adapter_refused"), reply.text
+
+    # Both workers and the scheduler die, one after the other; whoever comes has all that is on record.
+    for service in ("worker", "worker", "scheduler"):
+        victim = system.processes(service)[0]
+        os.kill(victim["pid"], signal.SIGKILL)
+        assert text_of(say(client, "second")) == second
+        wait_replaced(system, service, victim["id"])
+    for model, text in ((MODEL, base), ("first", first), ("second", second)):
+        assert text_of(say(client, model)) == text
+
+    reply = client.post("/v1/unload_lora_adapter", json={"lora_name": "second"}, headers=admin)
+    assert reply.status_code == 200
+    reply = client.post("/v1/completions", json={"model": "second", "prompt": PROMPT})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    assert text_of(say(client, "first")) == first
+
+
+def wait_replaced(system: Launched, service: str, former: str) -> None:
+    deadline = time.monotonic() + 60.0
+    while True:
+        running = [process for process in system.processes(service) if process["state"] == "ready"]
+        wanted = 2 if service == "worker" else 1
+        if len(running) == wanted and all(process["id"] != former for process in running):
+            return
+        assert time.monotonic() < deadline, running
+        time.sleep(0.2)
+
+
+def test_embeddings_are_unit_vectors_that_tell_texts_apart(client: httpx.Client) -> None:
+    texts = ["A cat sat on the mat.", "A kitten was sitting on a rug.", "Interest rates rose by half a percent."]
+    body = {"model": MODEL, "input": texts}
+    vectors = [torch.tensor(item["embedding"]) for item in client.post("/v1/embeddings", json=body).json()["data"]]
+    assert [vector.shape for vector in vectors] == [(576,)] * 3
+    assert all(abs(float(vector.norm()) - 1) < 1e-4 for vector in vectors)
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+    # Together and alone, before and after the same prompt was computed for an answer: the same bits.
+    say(client, MODEL, prompt=texts[0] * 8)
+    for text in (texts[0], texts[0] * 8):
+        replies = [client.post("/v1/embeddings", json={"model": MODEL, "input": text}) for _ in range(2)]
+        assert replies[0].json()["data"] == replies[1].json()["data"]
+    alone = client.post("/v1/embeddings", json={"model": MODEL, "input": texts[0]}).json()["data"][0]["embedding"]
+    assert alone == vectors[0].tolist()
+    other = client.post("/v1/embeddings", json={"model": "first", "input": texts[0]}).json()
+    assert other["model"] == "first" and other["data"][0]["embedding"] != alone
