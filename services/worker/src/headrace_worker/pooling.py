@@ -56,7 +56,8 @@ class Pooling:
         direction = self._sums[sequence_id]
         if self._norm is not None:
             direction = direction * self._norm
-        return direction / torch.linalg.vector_norm(direction).clamp_min(torch.finfo(torch.float32).tiny)
+        length: Tensor = torch.linalg.vector_norm(direction)
+        return direction / length.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def last_norm(config: ModelConfig, source: TensorSource) -> Tensor:

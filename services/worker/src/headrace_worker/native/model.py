@@ -223,7 +223,7 @@ class NativeModel:
 
     def _adapter_table(self, slots: Tensor) -> "ctypes.Array[ctypes.c_void_p]":
         """Raises ValueError for a slot without an adapter."""
-        used = [slot for slot in slots.unique().tolist() if slot >= 0]
+        used = sorted({slot for slot in slots.tolist() if slot >= 0})
         if missing := [slot for slot in used if slot not in self._adapters]:
             raise ValueError(f"there is no adapter in slot {missing[0]}")
         table = (ctypes.c_void_p * (1 + max(used, default=0)))()

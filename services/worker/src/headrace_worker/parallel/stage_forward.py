@@ -32,13 +32,13 @@ class StageForward:
     def set_adapter(self, slot: int, adapter: AdapterWeights | None) -> None:
         raise NotImplementedError("adapters are for engines of one rank")
 
-    def __call__(self, inputs: Inputs, last_hidden: Tensor | None = None) -> Tensor:
-        hidden = None
+    def __call__(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor:
+        given = None
         if not self._group.shard.is_first:
             shape = (inputs.token_ids.shape[0], self._hidden_size)
-            hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
-            self._group.receive(hidden)
-        output = self._forward.stage(inputs, hidden, last_hidden)
+            given = torch.empty(shape, dtype=self._dtype, device=self._device)
+            self._group.receive(given)
+        output = self._forward.stage(inputs, given, hidden)
         if not self._group.shard.is_last:
             self._group.send(output)
         return output
