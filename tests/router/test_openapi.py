@@ -18,8 +18,10 @@ from headrace_router.parsing import parse_body
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
 from headrace_router.validation import validate_chat, validate_completion
 from headrace_shared.errors import InvalidRequest
-from tests.router.support import MODEL, make_card, running_router, says
+from headrace_shared.messages import Request
+from tests.router.support import MODEL, ScriptedWorker, make_card, running_router, says
 from tests.router.test_echo import scored
+from tests.router.test_embeddings import embed
 from tests.router.test_tenants import add_key, strict_router, until_known
 
 CARD = make_card(context=100_000)
@@ -174,7 +176,7 @@ async def test_every_route_is_described() -> None:
 @pytest.mark.timeout(120)
 async def test_schemathesis_finds_nothing() -> None:
     """Valid and invalid calls made from the description, to a router that serves: see `_explore`."""
-    async with strict_router(scored, dashboard=False) as router:
+    async with strict_router(scored_or_embedded, dashboard=False) as router:
         headers = await add_key(router.bus)
         await until_known(router, headers)
         document = (await router.client.get("/openapi.json", headers=headers)).json()
@@ -182,12 +184,20 @@ async def test_schemathesis_finds_nothing() -> None:
         assert (await router.client.get("/health")).status_code == 200
 
 
+async def scored_or_embedded(worker: ScriptedWorker, request: Request) -> None:
+    await (embed if request.embeds else scored)(worker, request)
+
+
 def _explore(document: dict[str, Any], url: str, headers: dict[str, str]) -> None:
     known = copy.deepcopy(document)
     for body in BODIES:
         # Of calls for models that do not exist one is as good as a thousand.
-        known["components"]["schemas"][body.__name__]["properties"]["model"]["enum"] = [MODEL]
-    for path in ("/v1/chat/completions", "/v1/completions"):
+        properties = known["components"]["schemas"][body.__name__]["properties"]
+        if "model" in properties:
+            properties["model"]["enum"] = [MODEL]
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        del known["paths"][path]  # for administrators, whose workers would have to load something
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         # Nobody takes anything from the batch lane here.
         described = known["paths"][path]["post"]
         described["parameters"] = [each for each in described["parameters"] if each["name"] != LANE]
