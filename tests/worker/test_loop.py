@@ -14,8 +14,8 @@ PROMPT = list(range(100, 110))
 
 
 class RecordingEngine(ScriptedEngine):
-    def __init__(self, *, tokens_per_iteration: int) -> None:
-        super().__init__(tokens_per_iteration=tokens_per_iteration)
+    def __init__(self, *, tokens_per_iteration: int = 256, max_sequences: int = 64) -> None:
+        super().__init__(tokens_per_iteration=tokens_per_iteration, max_sequences=max_sequences)
         self.iterations: list[list[tuple[int, int, int]]] = []
 
     def submit(self, slices: Sequence[SequenceSlice]) -> None:

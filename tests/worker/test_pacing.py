@@ -66,3 +66,18 @@ def test_prompts_go_by_rank_and_then_by_admission() -> None:
     loop.step()
     assert engine.iterations[-1] == [(2, 0, 16)]
     assert run_until_idle(loop).finish.keys() >= {1}
+
+
+def test_where_places_are_scarce_a_prompt_of_a_lower_rank_takes_that_of_one_who_decodes() -> None:
+    engine = RecordingEngine(max_sequences=2)
+    loop = IterationLoop(engine)
+    loop.admit(admission(1, [7, 8], [0], max_tokens=4))
+    loop.admit(admission(2, [5, 6], [1], max_tokens=4))
+    loop.step()
+    loop.admit(admission(3, [1, 2], [2], max_tokens=4))
+    loop.admit(replace(admission(4, [3, 4], [3], max_tokens=2), rank=-1))
+    loop.step()
+    assert engine.iterations[-1] == [(1, 2, 1), (4, 0, 2)], "its equals wait for a place, those who go before do not"
+    loop.step()
+    assert engine.iterations[-1] == [(4, 2, 1), (1, 3, 1)]
+    assert run_until_idle(loop).finish.keys() == {1, 2, 3}

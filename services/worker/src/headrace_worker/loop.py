@@ -176,25 +176,26 @@ class IterationLoop:
         block_size = self._facts.block_size
         budget = self._facts.tokens_per_iteration
         places = self._places()
-        parts: list[tuple[LoopSequence, SequenceSlice]] = []
+        decoding: list[tuple[LoopSequence, SequenceSlice]] = []
         prompts: list[LoopSequence] = []
         for sequence in self._sequences.values():
             if sequence.is_over or (self._is_pipeline and sequence.num_sampling) or self._is_held_up(sequence):
                 continue
             if sequence.num_left > 1:
                 prompts.append(sequence)
-            elif budget and places and (part := sequence.next_slice(block_size, 1)) is not None:
-                parts.append((sequence, part))
-                budget -= 1
-                places -= 1
+            elif (part := sequence.next_slice(block_size, 1)) is not None:
+                decoding.append((sequence, part))
+        prompts.sort(key=_rank)  # stable: of equal ranks in the order of admission
+        parts = _with_place(decoding, prompts, min(places, budget))
+        budget -= len(parts)
+        places -= len(parts)
         budget = self._add_prompts(parts, prompts, budget, places)
         return self._with_drafts(parts, budget) if self._max_drafts and budget else parts
 
     def _add_prompts(
         self, parts: list[tuple[LoopSequence, SequenceSlice]], prompts: list[LoopSequence], budget: int, places: int
     ) -> int:
-        """Returns what is left of the budget."""
-        prompts.sort(key=_rank)  # stable: of equal ranks in the order of admission
+        """`prompts`: in the order in which they are computed. Returns what is left of the budget."""
         num_long = sum(self._pacer.is_long(sequence.num_uncached) for sequence in prompts)
         long_budget = self._pacer.allowance(num_long) if parts else budget
         lowest = _rank(prompts[0]) if prompts else 0
@@ -336,6 +337,25 @@ class IterationLoop:
         self._failed = []
         self._released = []
         return result
+
+
+def _with_place(
+    decoding: list[tuple[LoopSequence, SequenceSlice]], prompts: list[LoopSequence], places: int
+) -> list[tuple[LoopSequence, SequenceSlice]]:
+    """Those who decode in the next iteration. All of them if there are places enough; else the ones of the highest rank
+    sit this one out, also for prompts that go before them."""
+    if len(decoding) + len(prompts) <= places:
+        return decoding
+    kept = sorted(decoding, key=lambda item: _rank(item[0]))[:places]  # stable
+    num_left = places - len(kept)
+    for prompt in prompts:
+        if num_left:
+            num_left -= 1
+        elif kept and _rank(kept[-1][0]) > _rank(prompt):
+            kept.pop()
+        else:
+            break
+    return kept
 
 
 def _rank(sequence: LoopSequence) -> int:
