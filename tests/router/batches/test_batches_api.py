@@ -1,11 +1,13 @@
 """/v1/batches over HTTP: every line answered once, in the documented shape, in the batch lane and as its tenant."""
 
 import asyncio
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from headrace_router.batches.endpoints import unstored
 from headrace_router.batches.record import BatchRecord
 from headrace_shared.bus import Bus
 from headrace_shared.codec import decode
@@ -379,3 +381,31 @@ async def test_who_waits_for_an_answer_is_in_another_lane() -> None:
         assert (await until_status(client, batch, "in_progress"))["request_counts"]["completed"] == 0
         release.set()
         await until_status(client, batch, "completed")
+
+
+async def test_each_endpoint_answers_in_its_own_shape() -> None:
+    chat, responses = "/v1/chat/completions", "/v1/responses"
+    asked: dict[str, dict[str, Any]] = {
+        chat: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8},
+        responses: {"input": "Hi", "max_output_tokens": 16},
+    }
+    async with batching(says("answer")) as own:
+        client = own.router.client
+        for url, fields in asked.items():
+            lines = [line(n, url=url) | {"body": {"model": MODEL, **fields}} for n in range(3)]
+            done = await until_status(client, await create(client, lines, endpoint=url), "completed")
+            assert done["request_counts"] == {"total": 3, "completed": 3, "failed": 0}, url
+            output = await lines_of(client, done["output_file_id"])
+            body = output["line-1"]["response"]["body"]
+            if url == chat:
+                assert body["choices"][0]["message"]["content"] == "answer"
+            else:
+                assert body["object"] == "response" and body["output"][0]["content"][0]["text"] == "answer"
+                assert (await client.get(f"/v1/responses/{body['id']}")).status_code == 404
+        assert {request.lane for request in own.requests} == {Lane.BATCH}
+
+
+def test_a_response_is_kept_only_if_that_is_asked_for() -> None:
+    assert json.loads(unstored(b'{"input": "x"}')) == {"input": "x", "store": False}
+    assert unstored(b'{"input": "x", "store": true}') == b'{"input": "x", "store": true}'
+    assert json.loads(unstored(b'{"store": null}')) == {"store": False}

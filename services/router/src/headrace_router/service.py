@@ -13,6 +13,7 @@ from headrace_router.app import make_app
 from headrace_router.attachments import Attachments
 from headrace_router.authentication import Door
 from headrace_router.batches.assembly import open_storage
+from headrace_router.batches.endpoints import batch_endpoints
 from headrace_router.batches.runner import BatchRunner
 from headrace_router.bodies import BodyLimits
 from headrace_router.call_response import ClientLimits
@@ -156,7 +157,8 @@ class RouterService:
         dashboard = start_dashboard(service, bus, models, metrics.journal) if settings.dashboard else None
         door = Door(keys, settings.open_metrics, accounts.headers, has_pages=dashboard is not None)
         traces = CallTraces(service.tracing, settings.trace_content) if service.tracing is not None else None
-        storage = await open_storage(bus, router, caller, keys, accounts, metrics, settings)
+        endpoints = batch_endpoints(caller, responses.parts.creator.create)
+        storage = await open_storage(bus, router, caller, endpoints, keys, accounts, metrics, settings)
         admin = AdapterAdmin(bus, models, models.adapters)
         app = make_app(
             Parts(

@@ -1,14 +1,13 @@
 """Puts together what files and batches need."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fastapi import APIRouter
 
 from headrace_router.accounts import Accounts
 from headrace_router.batches.desk import BatchDesk, DeskSettings
-from headrace_router.batches.endpoints import batch_endpoints
-from headrace_router.batches.execution import LineExecutor
+from headrace_router.batches.execution import Answer, LineExecutor
 from headrace_router.batches.journal import Journal
 from headrace_router.batches.record import BatchRecord
 from headrace_router.batches.routes import make_batches_router
@@ -42,12 +41,13 @@ async def open_storage(
     bus: Bus,
     router: RouterId,
     caller: Caller,
+    endpoints: Mapping[str, Answer],
     keys: KeyTable,
     accounts: Accounts,
     metrics: RouterMetrics,
     settings: RouterSettings,
 ) -> Storage:
-    """Raises BusError."""
+    """`endpoints`: where lines may go. Raises BusError."""
     quota = Quota(settings.file_quota_count, settings.file_quota_bytes)
     library = FileLibrary(bus, FileLimits(quota, settings.max_file_bytes, settings.upload_timeout_s))
     store, journal = BatchStore(bus), Journal(bus)
@@ -63,7 +63,7 @@ async def open_storage(
             raise Unauthorized("The API key that the batch was made with is no longer valid.")
         return known(key)
 
-    executor = LineExecutor(batch_endpoints(caller), metrics, caller.abort, caller.forget)
+    executor = LineExecutor(endpoints, metrics, caller.abort, caller.forget)
     max_result_bytes = (BATCH_RESULTS.max_bytes or 0) // settings.max_active_batches
     run_settings = RunSettings(settings.max_batch_lines, settings.batch_concurrency, max_result_bytes)
     parts = Parts(store, journal, library, executor, identify, accounts.leaves_half, run_settings)
