@@ -18,10 +18,10 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.all_targets import all_targets
-from tests.fuzz.fuzzing import Findings, Target, fuzz, peak_memory_mib
+from tests.fuzz.fuzzing import MAX_FAILURES, Findings, Target, fuzz, peak_memory_mib
 from tests.fuzz.http import fuzz_http
 
-ROUND = 200
+ROUND = 100
 """Runs of a target before the next one's turn."""
 MAX_MEMORY_BYTES = 8 << 30
 """Of address space: an allocation by what a file only claims fails."""
@@ -44,11 +44,12 @@ def main() -> int:
     )
     ends_at = time.monotonic() + 60.0 * options.minutes
     memory_at_first = 0
-    while time.monotonic() < ends_at and len(findings.failures) < 20:
+    while time.monotonic() < ends_at and len(findings.failures) < MAX_FAILURES:
         for target in targets:
-            fuzz(target, random, ROUND, findings)
+            if time.monotonic() < ends_at or not findings.num_runs[target.name]:
+                fuzz(target, random, ROUND, findings)
         if options.only in "http":
-            asyncio.run(fuzz_http(random, ROUND * 5, findings))
+            asyncio.run(fuzz_http(random, ROUND, findings))
         memory_at_first = memory_at_first or peak_memory_mib()
     for name in findings.num_runs:
         runs, accepted = findings.num_runs[name], findings.num_accepted[name]

@@ -54,7 +54,7 @@ def fuzz(target: Target, random: Random, num_runs: int, findings: Findings) -> N
 
 
 def run(target: Target, data: bytes, findings: Findings) -> None:
-    peak_mib, started_at = peak_memory_mib(), time.perf_counter()
+    peak_mib, started_at = peak_memory_mib(), time.process_time()
     problem = ""
     try:
         target.run(data)
@@ -65,7 +65,7 @@ def run(target: Target, data: bytes, findings: Findings) -> None:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         problem = f"{type(error).__name__}: {error!s:.300}"
-    elapsed_s = time.perf_counter() - started_at
+    elapsed_s = time.process_time() - started_at
     findings.num_runs[target.name] += 1
     findings.slowest_s[target.name] = max(elapsed_s, findings.slowest_s.get(target.name, 0.0))
     growth_mib = peak_memory_mib() - peak_mib
