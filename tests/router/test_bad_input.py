@@ -84,6 +84,26 @@ async def test_bodies(router: Router) -> None:
         assert_refused(reply, 415)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        b'"zzz":[' + b"[]," * 200_000 + b"1]",
+        b'"zzz":{' + b'"":1,' * 200_000 + b'"a":1}',
+        b'"zzz":[' + b"1," * 990_000 * 3 + b"1]",
+    ],
+    ids=["lists", "keys", "elements"],
+)
+async def test_a_body_of_too_many_values_is_refused_before_they_are_made(part: bytes) -> None:
+    settings = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0)
+    async with running_router(says("ok"), settings=settings) as router:
+        body = b'{"model":"tiny","prompt":"a",' + part + b"}"
+        reply = await router.client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        assert_refused(reply, 413, code="payload_too_large")
+        # A prompt that is as large as a context may hold as many of them as it likes.
+        reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": "[" * 90_000})
+        assert_refused(reply, 400, "prompt", "context_length_exceeded")
+
+
 async def test_paths_and_methods(router: Router) -> None:
     assert_refused(await router.client.get("/v1/nothing"), 404, code="not_found")
     assert_refused(await router.client.get("/v1/chat/completions"), 405, code="method_not_allowed")

@@ -131,3 +131,16 @@ def test_arguments_and_text_come_as_they_are_written() -> None:
 def test_one_call_where_only_one_is_wanted() -> None:
     text = json.dumps([{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}])
     assert read(BARE, list(text), is_parallel=False)[1] == [("f", "{}")]
+
+
+def test_a_call_within_what_was_taken_for_one_is_found_wherever_the_text_is_cut() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    text = f'<tool_call>{{"name": "f", "b{call} and'
+    for step in (1, 7, 20, len(text)):
+        reader = CallReader(ToolUse(format=CallFormat.TAGGED, names=("f",), is_parallel=True))
+        shown, arguments = "", ""
+        for start in range(0, len(text), step):
+            found = reader.push(text[start : start + step], is_last=start + step >= len(text))
+            shown += found.text
+            arguments += "".join(piece.arguments for piece in found.calls)
+        assert (shown, arguments) == ('<tool_call>{"name": "f", "b and', '{"a": 1}'), step

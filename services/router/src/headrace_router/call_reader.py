@@ -192,8 +192,8 @@ class _Tagged:
     def _step_in_call(self, scan: _Scan) -> bool:
         state, self._buffer = scan.push(self._buffer)
         if state is ScanState.TEXT:
-            self._sink.show((self._lead or "") + self._buffer)
-            self._buffer = ""
+            # There may be a call in it, which began before this one was known to be none.
+            self._sink.show(self._lead or "")
         if state in (ScanState.TEXT, ScanState.DONE):
             self._is_behind_call = state is ScanState.DONE
             self._scan = self._lead = None

@@ -10,16 +10,28 @@ from headrace_shared.errors import InvalidRequest
 
 T = TypeVar("T", bound=BaseModel)
 
+MOST_MARKS: Mapping[tuple[bytes, ...], int] = {(b"[", b"{"): 100_000, (b":",): 200_000, (b",",): 2_000_000}
+"""Marks of lists and objects, of keys, and of elements: how many a body may have."""
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _UNION_TAGS = {"str", "int", "float", "bool", "list", "dict", "none"}
 
 
 def parse_body(kind: type[T], body: bytes) -> T:
     """Raises InvalidRequest for anything that is no JSON object of this kind."""
+    _check_size(body)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         raise _explain(error) from None
+
+
+def _check_size(body: bytes) -> None:
+    """A body of 16 MB may hold millions of objects, which take seconds to make: nobody else is answered meanwhile.
+    Counting characters takes a millisecond a megabyte; those in texts count too, of which hardly a prompt that fits a
+    context has as many."""
+    for marks, most in MOST_MARKS.items():
+        if sum(map(body.count, marks)) > most:
+            raise InvalidRequest("The body has too many values.", code="payload_too_large")
 
 
 def parse_fields(kind: type[T], fields: Mapping[str, Any]) -> T:
