@@ -40,6 +40,7 @@ async def ask(
     answer = Answer()
     data = json.dumps({"stream": True, "temperature": 0, "ignore_eos": True, **body}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += "User-Agent: curl/8\r\n"  # others are told nothing in comments
     if deadline_s:
         head += f"Headrace-Timeout: {deadline_s}\r\n"
     started = time.perf_counter()

@@ -53,7 +53,7 @@ async def listen(client: httpx.AsyncClient, url: str, num_tokens: int) -> Heard:
 async def crowd(system: Launched, count: int) -> list[Heard]:
     """Requests one after the other, to both routers in turn."""
     urls = [f"http://127.0.0.1:{system.port + index}" for index in range(2)]
-    async with httpx.AsyncClient(timeout=120.0, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=120.0, trust_env=False, headers={"User-Agent": "curl/8"}) as client:
         tasks = []
         for number in range(count):
             tasks.append(asyncio.create_task(listen(client, urls[number % 2], 20 + number % 3)))

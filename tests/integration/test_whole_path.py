@@ -182,7 +182,7 @@ async def test_a_model_without_workers_is_woken_by_its_requests(system: System, 
         whole = asyncio.create_task(ask(fresh, CHAT, {"text": "awake"}, model=MODEL))
         pings = 0
         body = body_of(CHAT, {"text": "awake"}, True, model=MODEL)
-        async with fresh.stream("POST", CHAT, json=body) as reply:
+        async with fresh.stream("POST", CHAT, json=body, headers={"User-Agent": "curl/8"}) as reply:
             assert reply.status_code == 200
             text = ""
             async for line in reply.aiter_lines():

@@ -13,7 +13,8 @@ async def test_chat_whole_answer() -> None:
         assert answer["object"] == "chat.completion"
         assert answer["id"].startswith("chatcmpl-")
         [choice] = answer["choices"]
-        assert choice["message"] == {"role": "assistant", "content": "Hello, wörld 🦉!", "refusal": None}
+        said = "Hello, wörld 🦉!"
+        assert choice["message"] == {"role": "assistant", "content": said, "refusal": None, "annotations": []}
         assert choice["finish_reason"] == "stop"
         num_prompt = len(prompt_of(router.worker.requests[0]))
         num_output = len("Hello, wörld 🦉!".encode()) + 1

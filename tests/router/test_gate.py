@@ -241,6 +241,19 @@ async def test_a_fresh_router_at_zero_tells_configured_models_from_unknown_ones(
     assert models.startable() == ["big"] and models.wanted() == {}
 
 
+async def test_a_model_that_has_had_no_worker_yet_is_listed_and_shown() -> None:
+    async with running_router(says("ok")) as router:
+        async with telling(router.worker.bus, autoscaler_figures("org/big", max_workers=1)):
+            listed: dict[str, Any] = {}
+            async with asyncio.timeout(5.0):
+                while "org/big" not in listed:
+                    listed = {each["id"]: each for each in (await router.client.get("/v1/models")).json()["data"]}
+            assert set(listed) == {MODEL, "org/big"}
+            for name, described in listed.items():
+                assert (await router.client.get(f"/v1/models/{name}")).json() == described
+        assert (await router.client.get("/v1/models/org/small")).status_code == 404
+
+
 async def _measure_big(router: Router) -> None:
     """The model had a worker some time ago: it is known how fast it was."""
     bus = router.worker.bus

@@ -29,7 +29,10 @@ def test_comments_are_comments_and_events_have_a_type() -> None:
     }  # fmt: skip
 
 
-async def ask(router: Router, headers: dict[str, str] | None = None, **fields: Any) -> str:
+PERSON = {"User-Agent": "curl/8.5.0"}
+
+
+async def ask(router: Router, headers: dict[str, str] = PERSON, **fields: Any) -> str:
     reply = await router.client.post("/v1/completions", json={**BODY, **fields}, headers=headers)
     assert reply.status_code == 200, reply.text
     return reply.text
@@ -39,7 +42,7 @@ async def stored(router: Router, number: int) -> None:
     await until(lambda: len(router.broker.streams["REQUESTS"].stored) == number)
 
 
-async def test_every_stream_hears_its_place_while_it_waits_and_nothing_once_it_runs() -> None:
+async def test_people_hear_their_place_while_they_wait_and_nothing_once_it_runs() -> None:
     async with (
         running_router(says("abcde"), settings=SETTINGS) as router,
         telling(router.worker.bus, worker_figures(0.02)),
@@ -60,6 +63,24 @@ async def test_every_stream_hears_its_place_while_it_waits_and_nothing_once_it_r
         for text in texts:
             # No event before the first token, and no comment after it.
             assert re.fullmatch(r"(: [^\n]*\n\n)+(data: [^\n]*\n\n)+", text), text
+
+
+@pytest.mark.parametrize("agent", ["OpenAI/Python 3.51.0", "Python/3.12 aiohttp/3.14.3", "curly"])
+async def test_programs_hear_nothing_that_they_could_stumble_over(agent: str) -> None:
+    """Some strip what they read and expect an event in the rest, or take a blank line behind an id for an event."""
+    settings = RouterSettings(port=0, drain_delay_s=0.0, queue_report_interval_s=0.1, ping_interval_s=0.2)
+    async with (
+        running_router(says("abcde"), settings=settings) as router,
+        telling(router.worker.bus, worker_figures(0.02)),
+    ):
+        router.worker.is_taking = False
+        await asyncio.sleep(0.1)
+        call = asyncio.create_task(ask(router, {"User-Agent": agent}))
+        await asyncio.sleep(0.9)
+        router.worker.is_taking = True
+        silence, data, rest = (await call).partition("data: ")
+        assert len(silence) >= 4 and not silence.strip()
+        assert re.fullmatch(r"(data: [^\n]*\n\n)+", data + rest)
 
 
 async def test_others_requests_count_by_where_they_stand_in_the_stream() -> None:

@@ -33,8 +33,6 @@ class Reply(NamedTuple):
     """Of the call that queued the requests."""
     shown_id: str
     send: Send
-    arrived_at: float
-    """Monotonic."""
     writer: Writer
     num_choices: int
     on_token: Callable[[], None]
@@ -45,7 +43,8 @@ class Reply(NamedTuple):
     held_id: RequestId | None = None
     queue_report_interval_s: float = 1.0
     tells_queue: bool = False
-    """As events too, not only in comments."""
+    """As events."""
+    comments_queue: bool = False
     keep: Callable[[bytes], Awaitable[None]] | None = None
     """Called with the whole answer before its end is told."""
 
@@ -85,12 +84,7 @@ async def answer_whole(reply: Reply, generation: Source) -> None:
             deltas[event.choice].append(event.delta)
     body = reply.writer.whole(deltas, generation.usage)
     await _keep(reply)
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "openai-processing-ms": str(round(1000 * (time.monotonic() - reply.arrived_at))),
-    }
-    await _send_start(reply, headers)
+    await _send_start(reply, {"content-type": "application/json", "content-length": str(len(body))})
     await _send_body(reply, body, is_last=True)
 
 
@@ -110,7 +104,7 @@ async def answer_stream(reply: Reply, generation: Source) -> None:
             if events:
                 reply.on_token()
             data = writer.events(events)
-            place = None if data else generation.place
+            place = generation.place if reply.comments_queue and not data else None
             if not data and time.monotonic() - sent_at < patience_s:
                 continue
             patience_s = reply.ping_interval_s if place is None else period_s

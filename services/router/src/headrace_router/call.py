@@ -66,6 +66,8 @@ class Plan(NamedTuple):
     """What the client knows already."""
     tells_queue: bool = False
     """The client takes events about its place in the queue."""
+    comments_queue: bool = False
+    """It hears of it in comments."""
     starting_after: int = -1
     """Number of the last event that the client knows, of an API that numbers its events."""
 

@@ -20,7 +20,7 @@ HEADERS = {
     IDEMPOTENCY_KEY: "The same key with the same body is the same answer, for a day.",
     TIMEOUT: "Seconds after which the answer is of no use.",
     OVERFLOW: "true: a smaller model may answer where this one's queue is long.",
-    QUEUE_EVENTS: "true: events of the type headrace.queue tell position and expected wait while a stream waits.",
+    QUEUE_EVENTS: "true: events of the type headrace.queue, and comments, tell position and expected wait of a stream.",
     LANE: "batch: the answer may wait for as long as others have work to do.",
     LAST_EVENT_ID: "Id of the last event that was received: the answer is continued behind it.",
 }
@@ -37,6 +37,8 @@ HEADER_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
 }
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_PEOPLE = ("curl/", "httpie/", "wget/")
+"""User agents that show a stream as it comes."""
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 
@@ -48,6 +50,8 @@ class CallOptions(NamedTuple):
     lane: Lane = Lane.INTERACTIVE
     overflow: bool = False
     queue_events: bool = False
+    is_person: bool = False
+    """Somebody who reads comments."""
 
 
 def read_options(headers: Mapping[str, str]) -> CallOptions:
@@ -65,6 +69,7 @@ def read_options(headers: Mapping[str, str]) -> CallOptions:
         _lane(headers),
         _boolean(headers, OVERFLOW),
         _boolean(headers, QUEUE_EVENTS),
+        headers.get("User-Agent", "").lower().startswith(_PEOPLE),
     )
 
 

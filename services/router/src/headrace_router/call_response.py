@@ -78,8 +78,11 @@ class CallResponse(Response):
         trace = self._traces.of(span, arrived_at) if self._traces is not None and span is not None else None
         context = span.context if span is not None else continue_trace(headers)
         told: RequestError | None = None
-        # What is logged on the way says for which call; the task that does the work inherits it.
-        with structlog.contextvars.bound_contextvars(request_id=request_id, trace_id=context.trace_id):
+        # What is logged on the way says for which call, also as its client calls it, who may ask about it later; the
+        # task that does the work inherits it.
+        names = {"request_id": request_id, "trace_id": context.trace_id}
+        names |= {"client_request_id": shown_id} if shown_id != request_id else {}
+        with structlog.contextvars.bound_contextvars(**names):
             call = Call(
                 request_id,
                 shown_id,

@@ -268,6 +268,7 @@ class Caller:
         prompts = make_prompts(encoded, params, form, model, terms, self._bus.max_payload)
         created = entry.created if entry is not None else int(time.time())
         stream_options = parsed.body.stream_options
+        tells_queue = options.queue_events or bool(stream_options and stream_options.include_queue_events)
         return Plan(
             model,
             form,
@@ -276,7 +277,8 @@ class Caller:
             timeout_s,
             is_held,
             options.is_resumable and form.stream,
-            tells_queue=options.queue_events or bool(stream_options and stream_options.include_queue_events),
+            tells_queue=tells_queue,
+            comments_queue=tells_queue or options.is_person or options.is_resumable,
         )
 
     def _continue(self, record: CallRecord, options: CallOptions, *, sends_ids: bool) -> Plan:
@@ -292,6 +294,7 @@ class Caller:
             sends_ids=sends_ids and record.form.stream,
             follows=True,
             tells_queue=options.queue_events,
+            comments_queue=sends_ids or options.is_person,
         )
         if not record.form.stream or options.last_event_id is None or record.form.dialect is not Dialect.OPENAI:
             return plan

@@ -17,7 +17,6 @@ class ChunkWriter:
     """Implements `Writer`."""
 
     headers: Mapping[str, str] = {}
-    ping = sse.PING
     result = b""
 
     def __init__(
@@ -38,6 +37,10 @@ class ChunkWriter:
         """By choice: what waits for more to make a chunk."""
         self._num_sent = [0] * num_choices
         """Tokens in chunks."""
+
+    @property
+    def ping(self) -> bytes:
+        return sse.BLANK if self._position is None else sse.PING
 
     @property
     def model(self) -> str:

@@ -27,6 +27,9 @@ BATCHES_RUNNING = Instrument("gauge", "headrace_batches_running", "Batches that 
 BATCH_LINES = Instrument(
     "counter", "headrace_batch_lines_total", "Requests of batches that are done: completed or failed.", ("outcome",)
 )
+CLIENT_RETRIES = Instrument(
+    "counter", "headrace_client_retries_total", "HTTP requests that OpenAI's clients say are another try.", ()
+)
 TOKEN_GAP = Instrument(
     "histogram",
     "vllm:inter_token_latency_seconds",

@@ -25,6 +25,7 @@ class RouterMetrics:
         self._refused = metrics.counter(telemetry.REQUESTS_REFUSED)
         self._in_flight = metrics.gauge(telemetry.REQUESTS_IN_FLIGHT)
         self._clients_gone = metrics.counter(telemetry.CLIENTS_GONE)
+        self._client_retries = metrics.counter(instruments.CLIENT_RETRIES)
         self._prompt_tokens = metrics.counter(telemetry.PROMPT_TOKENS)
         self._cached_tokens = metrics.counter(telemetry.CACHED_TOKENS)
         self._output_tokens = metrics.counter(telemetry.OUTPUT_TOKENS)
@@ -51,6 +52,9 @@ class RouterMetrics:
 
     def client_gone(self) -> None:
         self._clients_gone.inc()
+
+    def client_retry(self) -> None:
+        self._client_retries.inc()
 
     def http_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """`route`: the path's pattern, empty if there is none."""

@@ -1,7 +1,7 @@
 """Position and expected wait, as a waiting client is told. Pure.
 
-Comments of a stream (lines that begin with a colon) are for people and proxies: parsers skip them. Events of a type of
-their own come only to clients that asked: others would take them for chunks of the answer.
+Comments of a stream (lines that begin with a colon) are for people: parsers skip them, and some stumble over them.
+Events of a type of their own come only to clients that asked: others would take them for chunks of the answer.
 """
 
 from typing import Any

@@ -53,6 +53,7 @@ class ChatMessageObject(Struct, frozen=True):
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    annotations: tuple[()] = ()
     tool_calls: list[ToolCallObject] | UnsetType = UNSET
 
 

@@ -111,6 +111,7 @@ def make_router(parts: Parts) -> APIRouter:
         await parts.caller.cancel(identity_of(request.scope), request_id)
         return json_response({"id": request_id, "object": "request", "status": "cancelling"})
 
+    @router.head("/v1/models", openapi_extra=operation(ModelList))
     @router.get("/v1/models", openapi_extra=operation(ModelList))
     async def list_models(request: Request) -> Response:
         identity = identity_of(request.scope)
@@ -119,9 +120,12 @@ def make_router(parts: Parts) -> APIRouter:
         data += [_startable_object(name) for name in parts.models.startable() if identity.may_ask(name)]
         return json_response({"object": "list", "data": data})
 
+    @router.head("/v1/models/{name:path}", openapi_extra=operation(ModelObject, errors=(403, 404, 503)))
     @router.get("/v1/models/{name:path}", openapi_extra=operation(ModelObject, errors=(403, 404, 503)))
     async def show_model(request: Request, name: str) -> Response:
         identity_of(request.scope).check_model(name)
+        if name in parts.models.startable():
+            return json_response(_startable_object(name))
         return json_response(_model_object(parts.models.get(name)))
 
     healths = {"200": ("Ready.", Health), "503": ("Not ready, or draining.", Health)}
@@ -140,15 +144,20 @@ def make_router(parts: Parts) -> APIRouter:
     async def live() -> Response:
         return json_response({"status": "alive"})
 
-    @router.get("/metrics", openapi_extra=operation(None, media=(METRICS_CONTENT_TYPE.split(";")[0],)))
+    exposition = operation(None, media=(METRICS_CONTENT_TYPE.split(";")[0],))
+
+    @router.head("/metrics", openapi_extra=exposition)
+    @router.get("/metrics", openapi_extra=exposition)
     async def metrics() -> Response:
         return Response(parts.metrics.render(), headers={"content-type": METRICS_CONTENT_TYPE})
 
+    @router.head("/load", openapi_extra=operation(ServerLoad))
     @router.get("/load", openapi_extra=operation(ServerLoad))
     async def load() -> Response:
         """How many calls this router is answering."""
         return json_response({"server_load": parts.caller.num_active})
 
+    @router.head("/version", openapi_extra=operation(Version))
     @router.get("/version", openapi_extra=operation(Version))
     async def show_version() -> Response:
         return json_response({"version": _version()})

@@ -147,7 +147,6 @@ class Runner:
             request_id=plan.request_id,
             shown_id=call.shown_id,
             send=call.send,
-            arrived_at=call.arrived_at,
             writer=make_writer(call, plan),
             num_choices=plan.num_choices,
             on_token=meter.on_token,
@@ -156,6 +155,7 @@ class Runner:
             held_id=held_id,
             queue_report_interval_s=self._report_interval_s(),
             tells_queue=plan.tells_queue,
+            comments_queue=plan.comments_queue,
             keep=call.keeper.answered if call.keeper is not None else None,
         )
         await (answer_stream if plan.form.stream else answer_whole)(reply, generation)

@@ -137,7 +137,6 @@ class KeptResponses:
             request_id=request.request_id,
             shown_id=call.shown_id,
             send=call.send,
-            arrived_at=call.arrived_at,
             writer=writer,
             num_choices=1,
             on_token=lambda: None,

@@ -27,7 +27,7 @@ class ResponseWriter:
     """Implements `writer.Writer`."""
 
     headers: Mapping[str, str] = {}
-    ping = sse.PING
+    ping = sse.BLANK
 
     def __init__(
         self,
