@@ -21,7 +21,7 @@ from tests.integration.deployment import until_empty
 pytestmark = [pytest.mark.nats, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 NUM_LINES = 60
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 PATIENCE_S = 120.0
 """On a machine that others use as well."""
 SHAPE = shape(0.03, router={"batch_concurrency": 8})

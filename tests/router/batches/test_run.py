@@ -129,6 +129,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MIN_WAIT_S", "MAX_WAIT_S"):
         monkeypatch.setattr(f"headrace_router.batches.verdict.{name}", 0.001)
     monkeypatch.setattr("headrace_router.batches.run.REPORT_S", 0.01)
+    monkeypatch.setattr("headrace_router.batches.run.START_GAP_S", 0.0)
     monkeypatch.setattr("headrace_router.batches.journal.FULL_WAIT_S", 0.01)
 
 

@@ -43,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 REPORT_S = 1.0
 """Between two writes of the counts."""
+START_GAP_S = 0.005
+"""Between the beginnings of two lines: a burst of them would hold up whoever waits at this router."""
 ROOM_S = 0.5
 """Between two looks whether the caller's limits leave room."""
 LINES_AT_ONCE = 512
@@ -177,6 +179,7 @@ class BatchRun:
                     if stopping.done():
                         return
                     tasks.add(asyncio.create_task(self._run_line(line), name="batch-line"))
+                    await asyncio.sleep(START_GAP_S)
             while tasks and not stopping.done():
                 await self._settle(tasks, stopping)
         finally:
