@@ -56,7 +56,7 @@ $(TEST_MODEL_STAMP): constraints.txt | $(STAMP)
 # Tests of logic share the cores among them, and so do those of processes, which mostly wait. Containers and the browser
 # have them to themselves.
 LOGIC := $(addprefix tests/,autoscaler benchmarks deploy fuzz router scheduler simulator worker)
-PROCESSES := $(addprefix tests/,cli e2e faults integration shared)
+PROCESSES := $(addprefix tests/,cli e2e faults integration security shared)
 OTHERS := $(filter-out $(LOGIC) $(PROCESSES),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 test: setup $(TEST_MODEL_STAMP)

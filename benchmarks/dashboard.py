@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from headrace_shared.broker_permissions import Role
 from tests.e2e.launcher import Launched, launched
 
 READY_S = 60.0
@@ -58,6 +59,7 @@ def more_workers(system: Launched, count: int) -> Iterator[None]:
         yield
         return
     environment = {**os.environ, "HEADRACE_NATS_URL": system.nats_url(), "HEADRACE_WORKERS": str(count)}
+    environment["HEADRACE_BROKER_CREDENTIALS"] = system.key_file(Role.WORKER)
     command = [sys.executable, "-m", "headrace_worker", "--engine", "timing", "--health-port", "0"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

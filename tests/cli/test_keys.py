@@ -35,7 +35,7 @@ def headrace_keys(nats_server: NatsServer, capsys: pytest.CaptureFixture[str]) -
 
 
 async def test_a_key_is_shown_once_and_its_secret_is_stored_nowhere(bus: NatsBus, headrace_keys: Any) -> None:
-    assert "start a router first" in (await headrace_keys("list")).err
+    assert "start the services first" in (await headrace_keys("list")).err
     await bus.ensure_bucket(KEYS)
     made = await headrace_keys("create", "--name", "web", "--requests-per-minute", "60", "--models", "a,b")
     assert made.code == 0, made.err

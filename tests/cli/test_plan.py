@@ -9,9 +9,13 @@ from headrace_cli.plan import Plan, make_plan
 from headrace_cli.settings import UpSettings
 from headrace_shared.errors import ConfigError
 
+KEYS = Path("/data/credentials")
+
 
 def plan(settings: UpSettings, environ: Mapping[str, str] | None = None, config: str = "") -> Plan:
-    return make_plan(settings, environ or {}, nats_url="nats://127.0.0.1:4", num_cores=8, config=config)
+    return make_plan(
+        settings, environ or {}, nats_url="nats://127.0.0.1:4", credentials=KEYS, num_cores=8, config=config
+    )
 
 
 def test_one_process_for_each_service() -> None:
@@ -30,6 +34,14 @@ def test_adapters_are_the_workers_business_wherever_they_run() -> None:
     assert not any("HEADRACE_LORA" in spec.environ for spec in [*made.routers, *made.schedulers])
     with pytest.raises(ConfigError, match="one model"):
         plan(UpSettings(model=("x", "y"), lora=("a=adapters/a",)))
+
+
+def test_each_service_gets_its_own_key_and_nobody_elses_password() -> None:
+    environ = {"HEADRACE_NATS_PASSWORD": "x", "HEADRACE_NATS_USER": "x", "HEADRACE_BROKER_CREDENTIALS": "/mine"}
+    for spec in plan(UpSettings(), environ).services:
+        assert spec.environ["HEADRACE_BROKER_CREDENTIALS"] == f"/data/credentials/{spec.service}/user.nk"
+        assert "x" not in spec.environ.values()
+        assert not any("nk" in word for word in spec.command)
 
 
 def test_routers_take_ports_in_a_row() -> None:
@@ -153,7 +165,7 @@ def test_an_instance_that_scales_has_places_and_an_autoscaler_that_acts() -> Non
 def test_where_there_are_gpus_each_place_has_its_own() -> None:
     def places(num_gpus: int, environ: Mapping[str, str] | None = None, **settings: Any) -> list[str | None]:
         scaled = UpSettings(autoscale=True, **settings)
-        made = make_plan(scaled, environ or {}, nats_url="", num_cores=8, num_gpus=num_gpus)
+        made = make_plan(scaled, environ or {}, nats_url="", credentials=KEYS, num_cores=8, num_gpus=num_gpus)
         return [place.get("CUDA_VISIBLE_DEVICES") for place in made.places]
 
     assert places(0) == [None] * 4

@@ -1,6 +1,5 @@
 """The example for Kubernetes holds together: what it names exists, and what is promised elsewhere fits in it."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import yaml
 
 from headrace_router.settings import RouterSettings
 from headrace_scheduler.settings import SchedulerSettings
-from headrace_shared.broker import find_nats_server
 from headrace_shared.service import STOP_TIMEOUT_S
 from headrace_shared.settings import CommonSettings
 from headrace_shared.subjects import requests_stream
 from headrace_worker.settings import WorkerSettings
+from tests.deploy.broker_files import check, lay_out
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -161,6 +160,17 @@ def test_whoever_scales_names_what_exists_and_no_number_contradicts_it() -> None
     assert all(isinstance(value, str) for value in trigger["metadata"].values()), "KEDA takes texts only"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_each_pod_sees_its_own_key_at_the_broker_and_no_other(name: str) -> None:
+    secrets = [volume["secret"] for volume in PODS[name]["spec"]["volumes"] if "secret" in volume]
+    owner = "broker" if name == "nats" else name
+    assert secrets == [{"secretName": f"headrace-{owner}", "defaultMode": 0o440}]
+    assert PODS[name]["spec"]["securityContext"]["fsGroup"] == 10001, "else nobody can read it"
+    if name != "nats":
+        env = {variable["name"]: variable["value"] for variable in container_of(name)["env"]}
+        assert env["HEADRACE_BROKER_CREDENTIALS"] == "/run/headrace/user.nk"
+
+
 def test_only_named_ways_are_open() -> None:
     policies = {found["metadata"]["name"]: found["spec"] for found in documents("NetworkPolicy")}
     assert policies["nothing"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -186,11 +196,7 @@ def test_services_lead_to_pods_and_ports() -> None:
 
 def test_the_broker_takes_its_configuration_and_opens_its_monitor(tmp_path: Path) -> None:
     [config] = documents("ConfigMap")
-    for folder in ("nats", "headrace"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "nats" / "nats.conf").write_text((ROOT / "deploy/nats/nats.conf").read_text())
-    path = tmp_path / "headrace" / "kubernetes.conf"
+    path = lay_out(tmp_path) / "headrace" / "kubernetes.conf"
     path.write_text(config["data"]["kubernetes.conf"])
     assert container_of("nats")["args"][-1] == "/etc/headrace/kubernetes.conf"
-    done = subprocess.run([find_nats_server(), "--config", path, "-t"], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
+    check(path)

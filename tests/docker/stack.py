@@ -65,8 +65,10 @@ class Stack:
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", timeout_s=DOWN_TIMEOUT_S)
 
     def containers(self, service: str = "") -> list[Container]:
+        """Without `init`, which has ended."""
         lines = self.compose("ps", "--all", "--format", "json", *filter(None, [service])).splitlines()
-        return [_container(json.loads(line)) for line in lines]
+        found = [_container(json.loads(line)) for line in lines]
+        return [container for container in found if container.service != "init"]
 
     def execute(self, service: str, *command: str) -> str:
         return self.compose("exec", "-T", service, *command)

@@ -1,44 +1,40 @@
-"""What the broker holds, seen from outside the product."""
+"""What the broker holds, seen with the rights of a scheduler."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-import nats
-from nats.js import JetStreamContext
-
+from headrace_shared.broker_permissions import Role
 from headrace_shared.codec import decode
 from headrace_shared.messages import LogMessage, RequestEnded, TokenFrame
+from headrace_shared.nats_bus import NatsBus
+from headrace_shared.subjects import REQUESTS, TOKENS
+from tests.e2e.launcher import Launched
+
+MAX_EVENTS = 1_000_000
 
 
 class BrokerView:
-    def __init__(self, js: JetStreamContext) -> None:
-        self._js = js
+    def __init__(self, bus: NatsBus) -> None:
+        self._bus = bus
 
     async def num_queued(self) -> int:
-        return int((await self._js.stream_info("REQUESTS")).state.messages)
+        return await self._bus.num_messages(REQUESTS)
 
     async def num_ever_queued(self) -> int:
-        return int((await self._js.stream_info("REQUESTS")).state.last_seq)
+        answer: dict[str, Any] = await self._bus._streams.must(f"STREAM.INFO.{REQUESTS}")
+        return int(answer["state"]["last_seq"])
 
     async def token_log(self) -> list[tuple[str, RequestEnded | TokenFrame]]:
         """Everything in the token log: (subject, event), oldest first."""
-        events: list[tuple[str, RequestEnded | TokenFrame]] = []
-        state = (await self._js.stream_info("TOKENS")).state
-        if state.messages:
-            subscription = await self._js.subscribe("tokens.>", ordered_consumer=True)
-            while True:
-                message = await subscription.next_msg(timeout=10)
-                events.append((message.subject, decode(message.data, LogMessage)))
-                if message.metadata.sequence.stream >= state.last_seq:
-                    break
-            await subscription.unsubscribe()
-        return events
+        messages = await self._bus.read(TOKENS.name, "tokens.*.*", MAX_EVENTS)
+        return [(message.subject, decode(message.data, LogMessage)) for message in messages]
 
 
 @asynccontextmanager
-async def broker_view(url: str) -> AsyncIterator[BrokerView]:
-    connection = await nats.connect(url)
+async def broker_view(system: Launched) -> AsyncIterator[BrokerView]:
+    bus = await system.bus(Role.SCHEDULER)
     try:
-        yield BrokerView(connection.jetstream())
+        yield BrokerView(bus)
     finally:
-        await connection.close()
+        await bus.close()

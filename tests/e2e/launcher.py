@@ -15,6 +15,10 @@ from typing import Any
 
 import httpx
 
+from headrace_shared.broker_credentials import key_path
+from headrace_shared.broker_permissions import Role
+from headrace_shared.nats_bus import NatsBus
+
 STARTED = "Application startup complete."
 MAX_ROUTERS = 4
 """Routers beyond the first take the ports after the first one's."""
@@ -48,8 +52,17 @@ class Launched:
         return int(self.processes(service)[which]["pid"])
 
     def nats_url(self) -> str:
-        """With the credentials that this start of the broker asks for."""
         return (self.data_dir / "broker-url").read_text().strip()
+
+    def key_file(self, role: Role) -> str:
+        """With which this start of the broker lets somebody in."""
+        return str(key_path(self.data_dir / "credentials", role))
+
+    async def bus(self, role: Role) -> NatsBus:
+        """With the rights of a service."""
+        return await NatsBus.connect(
+            self.nats_url(), name="test", on_closed=lambda: None, role=role, credentials=self.key_file(role)
+        )
 
     def wait_healthy(self, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s

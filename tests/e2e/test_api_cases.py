@@ -33,7 +33,7 @@ async def client(scripted: Launched) -> AsyncIterator[httpx.AsyncClient]:
 async def nothing_is_queued(scripted: Launched) -> AsyncIterator[None]:
     """And the worker is the same process afterwards."""
     worker = scripted.pid("worker")
-    async with broker_view(scripted.nats_url()) as broker:
+    async with broker_view(scripted) as broker:
         before = await broker.num_ever_queued()
         yield
         assert await broker.num_ever_queued() == before

@@ -65,7 +65,7 @@ def check(response: httpx.Response, status: int, field: str | None) -> None:
 
 async def test_each_bad_request_is_refused_and_never_queued(system: Launched, client: httpx.AsyncClient) -> None:
     workers = [process["pid"] for process in system.processes("worker")]
-    async with broker_view(system.nats_url()) as broker:
+    async with broker_view(system) as broker:
         before = await broker.num_ever_queued()
         for changes, status, field in BAD_CHATS:
             for stream in (False, True):

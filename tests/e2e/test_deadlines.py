@@ -35,7 +35,7 @@ async def test_the_time_of_a_running_request_is_up(scripted: Launched, stream: b
             assert reply.status_code == 408 and reply.headers["x-should-retry"] == "false"
             assert reply.json()["error"]["code"] == "timeout"
     await wait_for_metric(scripted, "scheduler", "headrace_sequences_running", 0.0, timeout_s=5)
-    async with broker_view(scripted.nats_url()) as broker:
+    async with broker_view(scripted) as broker:
         ended = [event for _, event in await broker.token_log() if isinstance(event, RequestEnded)]
     assert ended[-1].outcome is Outcome.EXPIRED
 
@@ -52,7 +52,7 @@ async def test_a_request_that_is_late_in_the_queue_never_reaches_a_worker(script
         finally:
             os.kill(scheduler, signal.SIGCONT)
         assert {(reply.status_code, reply.json()["error"]["code"]) for reply in replies} == {(408, "timeout")}
-        async with broker_view(scripted.nats_url()) as broker, asyncio.timeout(10.0):
+        async with broker_view(scripted) as broker, asyncio.timeout(10.0):
             while await broker.num_queued():  # noqa: ASYNC110 - the broker's state
                 await asyncio.sleep(0.1)
         assert await metric(scripted, "worker", "headrace_prefill_tokens_total") == prefilled

@@ -64,7 +64,7 @@ def misses_of(prompt_ids: tuple[int, ...], output_ids: tuple[int, ...]) -> list[
 async def check(system: Launched, answers: list[dict[str, Any]], encoded: list[list[int]], num_tokens: int) -> None:
     """Each answer's tokens, as the token log has them, are the reference's choices."""
     outputs: dict[str, list[int]] = defaultdict(list)
-    async with broker_view(system.nats_url()) as broker:
+    async with broker_view(system) as broker:
         for _, event in await broker.token_log():
             if isinstance(event, TokenFrame):
                 assert event.index == len(outputs[event.request_id])

@@ -49,7 +49,7 @@ async def test_ordinary_streams_get_their_tokens_whatever_others_send(scripted: 
         assert all(status in (GAVE_UP, 503) or 400 <= status < 500 or kind in ACCEPTED for status in statuses), told
         assert not any(status in (500, 502, 504) for status in statuses), told
     assert pids == lasting(scripted), "a process has died"
-    async with broker_view(scripted.nats_url()) as broker:
+    async with broker_view(scripted) as broker:
         for _ in range(100):
             if await broker.num_queued() == 0:
                 break

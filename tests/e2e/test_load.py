@@ -76,7 +76,7 @@ async def test_five_hundred_requests_of_sixty_four_clients_leave_nothing_behind(
             group.create_task(one_client())
     assert len(set(streamed)) == len(streamed) == NUM_REQUESTS
 
-    async with broker_view(system.nats_url()) as broker:
+    async with broker_view(system) as broker:
         for _ in range(50):
             if await broker.num_queued() == 0:
                 break

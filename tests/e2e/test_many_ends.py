@@ -46,7 +46,7 @@ async def nothing_is_left(system: Launched) -> None:
         ("worker", "headrace_blocks_free", float(NUM_BLOCKS)),
     ):
         await wait_for_metric(system, service, name, value, timeout_s=5)
-    async with broker_view(system.nats_url()) as broker:
+    async with broker_view(system) as broker:
         for _ in range(100):
             if not await broker.num_queued():
                 break

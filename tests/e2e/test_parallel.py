@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.api import CHAT, TEXT, ask
 from tests.e2e.launcher import Launched, launched
+from tests.e2e.listeners import listeners_of
 
 pytestmark = [pytest.mark.model, pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(240)]
 
@@ -34,6 +35,12 @@ async def test_the_answer_is_that_of_one_rank(system: Launched) -> None:
     async with httpx.AsyncClient(base_url=system.url, timeout=60.0) as client:
         answer = await ask(client, CHAT, "What is the capital of France?", temperature=0)
     assert answer.text == "The capital of France is Paris."
+
+
+def test_everything_listens_on_loopback_the_ranks_store_included(system: Launched) -> None:
+    listeners = listeners_of(system)
+    assert {"router", "nats", "worker", "scheduler"} <= set(listeners.values())
+    assert {address for address, _ in listeners} == {"127.0.0.1"}
 
 
 async def test_a_stream_survives_a_killed_rank(system: Launched) -> None:

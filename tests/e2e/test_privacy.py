@@ -78,7 +78,7 @@ async def test_nothing_of_prompts_and_answers_is_left_behind(scripted: Launched)
                 except httpx.TransportError:
                     continue  # the broker's own port
                 assert not [word for word in (ASKED, ANSWERED, KEPT, *WRITTEN) if word in told], (port, path)
-    async with broker_view(scripted.nats_url()) as broker:
+    async with broker_view(scripted) as broker:
         for _ in range(100):
             if await broker.num_queued() == 0:
                 break

@@ -197,7 +197,7 @@ async def test_a_call_with_a_key_runs_once_though_its_router_dies(fragile: Launc
     running, pid = Running(fragile), pid_at(fragile, one)
     body = body_of(CHAT, {"text": LONG}, False, max_tokens=1500)
     headers = {"Idempotency-Key": "a call"}
-    async with httpx.AsyncClient(timeout=60) as client, broker_view(fragile.nats_url()) as broker:
+    async with httpx.AsyncClient(timeout=60) as client, broker_view(fragile) as broker:
         before = await broker.num_ever_queued()
         first = asyncio.create_task(client.post(one + CHAT, json=body, headers=headers))
         await running.until(1)

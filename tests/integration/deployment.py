@@ -172,9 +172,14 @@ class Client:
 
     async def command(self, worker: str, kind: CommandKind, epoch: int = 0) -> CommandReply:
         """What it answers."""
-        command_id = secrets.token_hex(4)
+        command_id = secrets.token_hex(8)
         command = WorkerCommand(
-            worker=WorkerId(worker), kind=kind, command_id=command_id, sender=self.router, epoch=epoch
+            worker=WorkerId(worker),
+            kind=kind,
+            command_id=command_id,
+            sender=self.router,
+            epoch=epoch,
+            sent_at=time.time(),
         )
         self.bus.publish(commands_subject(WorkerId(worker)), codec.encode(command))
         await until(lambda: command_id in self.replies, what=f"an answer of {worker} to {kind}")

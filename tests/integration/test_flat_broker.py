@@ -64,8 +64,7 @@ class Monitor:
 
 @pytest.fixture
 async def monitor(nats_server: NatsServer, client: Client) -> AsyncIterator[Monitor]:
-    url = f"http://127.0.0.1:{nats_server.monitor_port}"
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=nats_server.monitor_url, trust_env=False) as http:
         yield Monitor(http, client)
 
 

@@ -191,6 +191,7 @@ SAMPLES: dict[str, Struct] = {
         command_id="c0ffee",
         sender="autoscaler-01234567",
         epoch=3,
+        sent_at=1700000000.5,
     ),
     "CommandReply": CommandReply(
         worker=WorkerId("worker-01234567"),

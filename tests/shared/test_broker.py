@@ -72,7 +72,7 @@ async def test_a_missing_nats_server_is_a_configuration_error(monkeypatch: pytes
 
 async def test_the_configuration_is_private_and_its_values_are_quoted(tmp_path: Path) -> None:
     folder = tmp_path / 'a "quoted" folder'
-    server = NatsServer(folder, user="u", password='p"w } x')
+    server = NatsServer(folder)
     await server.start()
     assert (folder / "nats-server.conf").stat().st_mode & 0o077 == 0
     assert any((folder / "store").iterdir())

@@ -168,14 +168,14 @@ async def test_the_first_connection_can_be_cancelled(nats_server: NatsServer) ->
 
 
 async def test_a_broker_that_refuses_us_closes_the_bus_for_good(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path, user="u", password="right")
+    server = NatsServer(tmp_path, access="authorization {user: u, password: right}")
     await server.start()
     with pytest.raises(BusUnavailable, match="refuses"):
         await NatsBus.connect(server.url, name="x", on_closed=lambda: None, user="u", password="wrong")
     closed: list[None] = []
     bus = await NatsBus.connect(server.url, name="x", on_closed=lambda: closed.append(None), user="u", password="right")
     await server.kill()
-    changed = NatsServer(tmp_path, port=server.port, user="u", password="changed")
+    changed = NatsServer(tmp_path, port=server.port, access="authorization {user: u, password: changed}")
     await changed.start()
     await until(lambda: closed)
     await asyncio.sleep(0.3)

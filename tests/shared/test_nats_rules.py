@@ -133,7 +133,7 @@ async def test_pulls_and_processes_that_come_and_go_leave_no_consumer_and_no_sub
     bus: NatsBus, connect: Connect, nats_server: NatsServer
 ) -> None:
     async def counts() -> tuple[int, int]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{nats_server.monitor_port}") as client:
+        async with httpx.AsyncClient(base_url=nats_server.monitor_url) as client:
             connections = (await client.get("/connz")).json()["connections"]
             consumers = (await client.get("/jsz")).json()["consumers"]
         return consumers, sum(each["subscriptions"] for each in connections)

@@ -39,13 +39,19 @@ class Commanded(Bench):
         super().__init__(**settings)
         self.ear = MemoryBus(self.broker)
         self.replies: list[CommandReply] = []
+        self.num_commands = 0
 
     async def start(self) -> None:
         await self.ear.subscribe(replies_subject("me"), self._on_reply)
         await super().start()
 
     def command(self, kind: CommandKind, epoch: int = 0) -> None:
-        command = WorkerCommand(worker=WORKER, kind=kind, command_id=kind.value, sender="me", epoch=epoch)
+        """Named after its kind, and numbered."""
+        self.num_commands += 1
+        command_id = f"{kind.value}-{self.num_commands}"
+        command = WorkerCommand(
+            worker=WORKER, kind=kind, command_id=command_id, sender="me", epoch=epoch, sent_at=time.time()
+        )
         self.ear.publish(commands_subject(WORKER), codec.encode(command))
 
     def judge(self, *, is_granted: bool, epoch: int = 1) -> None:
@@ -244,9 +250,25 @@ async def test_promoted_while_its_connection_flaps(parked: Commanded) -> None:
 
 async def test_nonsense_and_commands_for_others_change_nothing(parked: Commanded) -> None:
     parked.ear.publish(commands_subject(WORKER), b"\xc1nonsense")
-    other = WorkerCommand(worker=WorkerId("worker-2"), kind=PROMOTE, command_id="x", sender="me")
+    other = WorkerCommand(worker=WorkerId("worker-2"), kind=PROMOTE, command_id="x", sender="me", sent_at=time.time())
     parked.ear.publish(commands_subject(WORKER), codec.encode(other))
     parked.command(PARK)
     await parked.until(lambda: bool(parked.replies))
-    assert [reply.command_id for reply in parked.replies] == [PARK.value]
+    assert [reply.command_id for reply in parked.replies] == ["park-1"]
     assert parked.state is WorkerState.PARKED
+
+
+async def test_a_command_that_somebody_kept_is_not_obeyed_again(parked: Commanded) -> None:
+    kept: list[bytes] = []
+    await parked.ear.subscribe(commands_subject(WORKER), lambda message: kept.append(message.data))
+    parked.command(PROMOTE)
+    await parked.until_now(WorkerState.READY)
+    parked.adopt(1)
+    parked.command(PARK)
+    await parked.until(lambda: len(kept) == 2)
+    parked.judge(is_granted=True)
+    await parked.until_now(WorkerState.PARKED)
+    num_replies = len(parked.replies)
+    parked.ear.publish(commands_subject(WORKER), kept[0])
+    await asyncio.sleep(0.3)
+    assert parked.state is WorkerState.PARKED and len(parked.replies) == num_replies

@@ -163,7 +163,7 @@ async def read_keys(bus: Bus) -> list[ApiKey]:
         await bus.num_messages(bucket_stream(KEYS.name))
     except BusRefused as error:
         # Not ours to make: we do not know how many copies it is to have.
-        raise CommandError("the broker has no place for keys yet", "start a router first") from error
+        raise CommandError("the broker has no place for keys yet", "start the services first") from error
     keys = []
     for entry in await bus.entries(KEYS.name):
         try:

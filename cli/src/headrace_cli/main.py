@@ -10,6 +10,7 @@ from headrace_shared.settings import EXIT_CONFIG
 
 COMMANDS = {
     "up": "start broker, router, scheduler, worker and autoscaler on this machine",
+    "init": "make the keys and certificates of broker and services, as files",
     "ps": "list the processes of running instances",
     "chat": "talk to a model",
     "top": "show the fleet: queue, batches, KV blocks, tokens a second",

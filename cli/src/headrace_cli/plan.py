@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from headrace_cli.process import ProcessSpec
 from headrace_cli.settings import UpSettings
+from headrace_shared.broker_credentials import key_path
+from headrace_shared.broker_permissions import Role
 from headrace_shared.settings import PREFIX
 
 FORWARDED = (
@@ -23,6 +25,8 @@ FORWARDED = (
 """Settings that the workers know under the same names, each with an empty or zero value for the worker's default."""
 
 
+_OURS = frozenset(PREFIX + name for name in ("CONFIG", "NATS_USER", "NATS_PASSWORD", "NATS_PASSWORD_FILE", "BROKER_CA"))
+"""Of the caller's environment: meant for another broker, or for this command alone."""
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -55,13 +59,15 @@ def make_plan(
     environ: Mapping[str, str],
     *,
     nats_url: str,
+    credentials: Path,
     num_cores: int,
     num_gpus: int = 0,
     config: str = "",
 ) -> Plan:
-    """`config` is the YAML file of `headrace up`, in which each service finds its section. `num_gpus`: of the machine;
-    they are dealt out to workers that are started and stopped."""
-    base = {key: value for key, value in environ.items() if key != PREFIX + "CONFIG"}
+    """`credentials` is the folder with the keys of all services (`broker_credentials.py`). `config` is the YAML file of
+    `headrace up`, in which each service finds its section. `num_gpus`: of the machine; they are dealt out to
+    workers that are started and stopped."""
+    base = {key: value for key, value in environ.items() if key not in _OURS}
     base |= {
         PREFIX + "NATS_URL": nats_url,
         PREFIX + "HEALTH_PORT": "0",
@@ -75,6 +81,7 @@ def make_plan(
         made = []
         for index in range(count):
             variables = {PREFIX + name.upper(): str(value) for name, value in own.items()}
+            variables[PREFIX + "BROKER_CREDENTIALS"] = str(key_path(credentials, Role(service)))
             if config:
                 variables[PREFIX + "CONFIG"] = f"{config.partition('#')[0]}#{service}"
             if port:

@@ -33,19 +33,21 @@ from headrace_cli.state_file import InstanceState, ProcessState, lock_data_dir, 
 from headrace_cli.supervisor import Supervisor
 from headrace_cli.worker_fleet import Refused, WorkerFleet
 from headrace_shared.broker import NatsServer
+from headrace_shared.broker_config import authorization
+from headrace_shared.broker_credentials import ensure_keys, key_path
+from headrace_shared.broker_permissions import Role
 from headrace_shared.errors import BusError, ConfigError
 from headrace_shared.machine import available_memory, num_cores, num_gpus
 from headrace_shared.messages import WorkerId
 from headrace_shared.model_cards import clear_cards
 from headrace_shared.nats_bus import NatsBus
-from headrace_shared.settings import PREFIX
 from headrace_shared.telemetry import DTYPE_BITS, HEALTH_PORT, IS_CUDA, configure_logging
 
 STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "nats")
 """Routers drain first, while everything behind them still works."""
 VIEW_PERIOD_S = 0.25
-BROKER_USER = "headrace"
 BROKER_URL_FILE = "broker-url"
+CREDENTIALS_FOLDER = "credentials"
 
 
 async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Display, config: str) -> None:
@@ -134,26 +136,33 @@ class _Instance:
 
     async def _run_services(self) -> None:
         settings = self._settings
-        password = secrets.token_urlsafe(24)
+        credentials = self._data_dir / CREDENTIALS_FOLDER
         try:
-            server = NatsServer(self._data_dir / "broker", user=BROKER_USER, password=password)
+            # New ones at each start: nobody else needs them.
+            public_keys = await asyncio.to_thread(ensure_keys, credentials, rotate=True)
+            access = authorization({role: [key] for role, key in public_keys.items()})
+            server = NatsServer(self._data_dir / "broker", access=access)
         except ConfigError as error:
             raise CommandError(str(error)) from error
         self._display.say(f"Data and logs: {self._data_dir}")
         await self._supervisor.start(BrokerProcess(server))
-        self._write_broker_url(server.port, password)
-        environ = {**self._environ, PREFIX + "NATS_USER": BROKER_USER, PREFIX + "NATS_PASSWORD": password}
+        (self._data_dir / BROKER_URL_FILE).write_text(server.url + "\n")
         plan = make_plan(
             settings,
-            environ,
+            self._environ,
             nats_url=server.url,
+            credentials=credentials,
             num_cores=num_cores(),
             num_gpus=num_gpus(),
             config=self._config,
         )
         try:
             bus = await NatsBus.connect(
-                server.url, name="headrace-up", on_closed=lambda: None, user=BROKER_USER, password=password
+                server.url,
+                name="headrace-up",
+                on_closed=lambda: None,
+                role=Role.OPERATOR,
+                credentials=str(key_path(credentials, Role.OPERATOR)),
             )
         except BusError as error:
             raise CommandError(f"the broker does not answer: {error}", f"its log is {server.log_path}") from error
@@ -164,13 +173,6 @@ class _Instance:
         finally:
             await self._view.close()
             await bus.close()
-
-    def _write_broker_url(self, port: int, password: str) -> None:
-        """For the owner's own tools: the password is new with each start."""
-        path = self._data_dir / BROKER_URL_FILE
-        path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"nats://{BROKER_USER}:{password}@127.0.0.1:{port}\n")
 
     async def _serve(self, plan: Plan) -> None:
         if self._settings.autoscale:

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Sequence
 
 from headrace_cli.broker_access import BrokerSettings, broker
@@ -46,7 +47,7 @@ async def _command(settings: BrokerSettings, kind: CommandKind, worker: WorkerId
         if reply.command_id == command_id and not answer.done():
             answer.set_result(reply)
 
-    command = WorkerCommand(worker=worker, kind=kind, command_id=command_id, sender=me)
+    command = WorkerCommand(worker=worker, kind=kind, command_id=command_id, sender=me, sent_at=time.time())
     async with broker(settings) as bus:
         await bus.subscribe(replies_subject(me), on_reply)
         bus.publish(commands_subject(worker), codec.encode(command))

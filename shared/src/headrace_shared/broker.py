@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import secrets
 import shutil
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace_shared.errors import BusUnavailable, ConfigError
+from headrace_shared.secret_files import write_secret
 from headrace_shared.tether import tethered
 
 START_TIMEOUT_S = 30.0
@@ -50,12 +52,12 @@ class NatsServer:
         sync_interval: str = "always",
         max_file_bytes: int = MAX_FILE_BYTES,
         max_memory_bytes: int = MAX_MEMORY_BYTES,
-        user: str | None = None,
-        password: str | None = None,
+        access: str = "",
         cluster: ClusterMember | None = None,
     ) -> None:
         """Port 0 takes a free one. `sync_interval` is `always` (each write is on disk before it is confirmed) or a
-        duration such as `100ms`, the most that a power failure can lose. Raises ConfigError without a nats-server."""
+        duration such as `100ms`, the most that a power failure can lose. `access` is configuration that says who may do
+        what (`broker_config.py`); without it everybody may do everything. Raises ConfigError without a nats-server."""
         self.data_dir = data_dir
         self.host = host
         self.port = port
@@ -65,14 +67,19 @@ class NatsServer:
         self._sync_interval = sync_interval
         self._max_file_bytes = max_file_bytes
         self._max_memory_bytes = max_memory_bytes
-        self._user = user
-        self._password = password
+        self._access = access
         self._cluster = cluster
+        self._monitor_path = f"/{secrets.token_hex(16)}"
+        """The monitoring port tells everything about everybody, and any user and browser of this machine can ask it."""
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def url(self) -> str:
         return f"nats://{self.host}:{self.port}"
+
+    @property
+    def monitor_url(self) -> str:
+        return f"http://{self.host}:{self.monitor_port}{self._monitor_path}"
 
     @property
     def log_path(self) -> Path:
@@ -155,7 +162,7 @@ class NatsServer:
             async with asyncio.timeout(1.0):
                 reader, writer = await asyncio.open_connection(self.host, self.monitor_port)
                 try:
-                    writer.write(f"GET /healthz{query} HTTP/1.0\r\nHost: broker\r\n\r\n".encode())
+                    writer.write(f"GET {self._monitor_path}/healthz{query} HTTP/1.0\r\nHost: broker\r\n\r\n".encode())
                     head, _, body = (await reader.read()).decode(errors="replace").partition("\r\n\r\n")
                     return int(head.split(maxsplit=2)[1]), body
                 finally:
@@ -169,8 +176,7 @@ class NatsServer:
         for old in ports_dir.glob("*.ports"):
             old.unlink()
         config = self.data_dir / "nats-server.conf"
-        config.write_text(self._render())
-        config.chmod(0o600)
+        write_secret(config, self._render())
         return config, ports_dir
 
     def _render(self) -> str:
@@ -178,6 +184,7 @@ class NatsServer:
             f"host: {json.dumps(self.host)}",
             f"port: {self.port or -1}",
             f"http: {json.dumps(f'{self.host}:{self.monitor_port or -1}')}",
+            f"http_base_path: {json.dumps(self._monitor_path)}",
             f"log_file: {json.dumps(str(self.log_path))}",
             f"log_size_limit: {LOG_BYTES}",
             "log_max_num: 2",
@@ -189,10 +196,8 @@ class NatsServer:
             f"  max_memory_store: {self._max_memory_bytes}",
             "}",
         ]
-        if self._user is not None:
-            lines.append(
-                f"authorization {{ user: {json.dumps(self._user)}, password: {json.dumps(self._password or '')} }}"
-            )
+        if self._access:
+            lines.append(self._access)
         if self._cluster is not None:
             routes = ", ".join(f"nats://{self.host}:{port}" for port in self._cluster.route_ports)
             lines += [

@@ -1,7 +1,7 @@
 """What a message must look like before a bus takes it. The broker would hang up on most of what is refused here."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from headrace_shared.errors import PayloadTooLarge
 
@@ -10,6 +10,26 @@ HEADER_ROOM = 64 * 1024
 
 _SUBJECT = re.compile(r"[^\s\x00-\x20.*>]+(?:\.[^\s\x00-\x20.*>]+)*")
 _HEADER_KEY = re.compile(r"[!-9;-~]+")
+
+
+_STORED = "Nats-Stream"
+"""A header of what the broker reads out of a stream."""
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a subject is one of those that the pattern means (`*`: any token, `>` at the end: any rest)."""
+    if "*" not in pattern and ">" not in pattern:
+        return pattern.__eq__
+    tokens = [".+" if token == ">" else r"[^.]+" if token == "*" else re.escape(token) for token in pattern.split(".")]
+    match = re.compile(r"\.".join(tokens)).fullmatch
+    return lambda subject: match(subject) is not None
+
+
+def is_out_of_a_stream(headers: Mapping[str, str]) -> bool:
+    """Whether the broker sent this itself, out of a stream. Whoever may read a stream may name any subject for the
+    answer, and so have it said where he may say nothing; likewise whoever may make a consumer, but then the message
+    has the subject that it was stored under (`matcher`)."""
+    return _STORED in headers
 
 
 def check_subject(subject: str) -> None:

@@ -400,12 +400,14 @@ class WorkerCommand(Struct, frozen=True, tag=True, kw_only=True):
     worker: WorkerId
     kind: CommandKind
     command_id: str = ""
-    """The reply repeats it."""
+    """Random, and different for each command. The reply repeats it."""
     sender: str = ""
     """Where the reply goes: a token of a subject. Empty: nobody waits for one."""
     epoch: int = 0
     """Of the lease of the leading autoscaler, who is obeyed only with the highest that the worker has seen; 0: an
     operator's, always obeyed."""
+    sent_at: float = 0.0
+    """Seconds since the epoch. Each command is taken once, and only within a minute of it."""
 
 
 class CommandReply(Struct, frozen=True, tag=True, kw_only=True):

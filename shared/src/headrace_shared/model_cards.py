@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from headrace_shared.bus import Bus, Entry, Subscription
 from headrace_shared.codec import decode, encode
-from headrace_shared.errors import BusError, OutcomeUnknown, ProtocolError, RevisionConflict
+from headrace_shared.errors import BusError, BusRefused, OutcomeUnknown, ProtocolError, RevisionConflict
 from headrace_shared.messages import ModelCard
-from headrace_shared.subjects import MODELS, model_card_key
+from headrace_shared.subjects import MODELS, bucket_stream, model_card_key
 from headrace_shared.tasks import end
 
 MAX_CARD_BYTES = 64 * 1024 * 1024
@@ -92,7 +92,10 @@ async def load_card(bus: Bus, model: str) -> ModelCard | None:
 
 async def clear_cards(bus: Bus) -> None:
     """Forgets all models: a new deployment starts."""
-    await bus.ensure_bucket(MODELS)
+    try:
+        await bus.num_messages(bucket_stream(MODELS.name))
+    except BusRefused:  # there is no bucket yet
+        return
     for entry in await bus.entries(MODELS.name):
         await bus.remove(MODELS.name, entry.key)
 

@@ -9,9 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
+from headrace_shared.broker_identity import BrokerIdentity
+from headrace_shared.broker_permissions import Role
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription, WatchHandler
 from headrace_shared.errors import BusRefused, BusUnavailable, OutcomeUnknown
 from headrace_shared.nats_connection import NatsConnection
+from headrace_shared.nats_following_watch import FollowingWatch
 from headrace_shared.nats_jetstream import ApiOptions, JetStream, parse_ack_subject
 from headrace_shared.nats_kv import KeyValue
 from headrace_shared.nats_link import LinkOptions
@@ -25,18 +28,28 @@ DEFAULT_REQUEST_TIMEOUT_S = 5.0
 PATIENCE_S = 30.0
 """How long streams and consumers may take to make: a cluster that has just lost a member, or is just starting, elects a
 leader first, which takes it 4 to 9 s."""
-RETRY_S = 0.25
+MAKERS_PATIENCE_S = 600.0
+"""The same where somebody else makes them, who may have to be started first."""
+RETRY_S = 0.1
 
 
 class NatsBus:
     """Made by `connect`. Implements `Bus`."""
 
-    def __init__(self, options: Sequence[LinkOptions], on_closed: Callable[[], None], api: ApiOptions) -> None:
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        options: Sequence[LinkOptions],
+        on_closed: Callable[[], None],
+        api: ApiOptions,
+    ) -> None:
+        self._identity = identity
+        self._patience_s = PATIENCE_S if identity.may_make_streams else MAKERS_PATIENCE_S
         closed = _Once(on_closed)
         self._core, self._store = (NatsConnection(each, self._restored, closed) for each in options)
         self._streams = JetStream(self._store, api)
         self._buckets = KeyValue(self._streams)
-        self._watches: set[Watch] = set()
+        self._watches: set[Watch | FollowingWatch] = set()
         self._reconnect_callbacks: list[Callable[[], None]] = []
 
     @classmethod
@@ -48,22 +61,25 @@ class NatsBus:
         on_closed: Callable[[], None],
         user: str | None = None,
         password: str | None = None,
-        credentials: str | None = None,
+        role: Role | None = None,
+        credentials: str = "",
+        authority: str = "",
         ping_interval_s: float = 2.0,
         connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
         request_timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S,
         num_replicas: int = 1,
     ) -> "NatsBus":
-        """Connects, trying for `connect_timeout_s`; raises BusUnavailable after that. From then on it reconnects for
-        ever. A silent broker counts as disconnected after half of `ping_interval_s` and is replaced after twice it.
-        `on_closed` is called once if there will never be a connection again (the broker refuses our credentials).
-        `credentials` is the path of a NATS credentials file. `num_replicas` of the streams is 3 in a cluster."""
+        """Connects, trying for `connect_timeout_s`; raises BusUnavailable after that, ConfigError if a file is not
+        usable. From then on it reconnects for ever. A silent broker counts as disconnected after half of
+        `ping_interval_s` and is replaced after twice it. `on_closed` is called once if there will never be a connection
+        again (the broker refuses our credentials). `credentials` is the path of a file with an nkey
+        (`broker_credentials.py`), and `role` whose it is. With `authority`, the path of a certificate authority,
+        everything is encrypted. `num_replicas` of the streams is 3 in a cluster."""
         urls = (servers,) if isinstance(servers, str) else tuple(servers)
-        options = [
-            LinkOptions(urls, f"{name}-{role}", user, password, credentials, ping_interval_s)
-            for role in ("core", "store")
-        ]
-        bus = cls(options, on_closed, ApiOptions(request_timeout_s, num_replicas))
+        identity = BrokerIdentity(role, credentials, authority, user or "", password or "")
+        await asyncio.to_thread(identity.load)
+        options = [LinkOptions(urls, f"{name}-{part}", identity, ping_interval_s) for part in ("core", "store")]
+        bus = cls(identity, options, on_closed, ApiOptions(request_timeout_s, num_replicas, identity.may_make_streams))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(bus._core.open(connect_timeout_s))
@@ -108,10 +124,10 @@ class NatsBus:
                 log.exception("a reconnect callback failed")
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        await _patiently(lambda: self._streams.ensure_stream(spec))
+        await self._patiently(lambda: self._streams.ensure_stream(spec))
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
-        await _patiently(lambda: self._streams.ensure_consumer(spec))
+        await self._patiently(lambda: self._streams.ensure_consumer(spec))
 
     async def enqueue(
         self, subject: str, data: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
@@ -167,7 +183,7 @@ class NatsBus:
         await self._streams.purge(stream, subject)
 
     async def ensure_bucket(self, spec: BucketSpec) -> None:
-        await _patiently(lambda: self._buckets.ensure_bucket(spec))
+        await self._patiently(lambda: self._buckets.ensure_bucket(spec))
 
     async def get(self, bucket: str, key: str) -> Entry | None:
         return await self._buckets.get(bucket, key)
@@ -188,7 +204,12 @@ class NatsBus:
         return await self._buckets.entries(bucket, under)
 
     async def watch(self, bucket: str, handler: WatchHandler) -> Subscription:
-        watch = Watch(self._store, self._streams, bucket, handler, self._watches.discard)
+        watch: Watch | FollowingWatch
+        if self._identity.may_watch(bucket):
+            watch = Watch(self._store, self._streams, bucket, handler, self._watches.discard)
+        else:
+            keys = self._identity.followed_keys(bucket)
+            watch = FollowingWatch(self._store, self._buckets, (bucket, keys), handler, self._watches.discard)
         self._watches.add(watch)
         await watch.open()
         return watch
@@ -198,21 +219,23 @@ class NatsBus:
             await watch.close()
         await asyncio.gather(self._core.close(), self._store.close())
 
-
-async def _patiently(call: Callable[[], Awaitable[None]]) -> None:
-    """For calls that may be repeated."""
-    now = asyncio.get_running_loop().time
-    until = now() + PATIENCE_S
-    while True:
-        try:
-            return await call()
-        except BusRefused:
-            raise
-        except (BusUnavailable, OutcomeUnknown) as error:
-            if now() > until:
+    async def _patiently(self, call: Callable[[], Awaitable[None]]) -> None:
+        """For calls that may be repeated."""
+        now = asyncio.get_running_loop().time
+        until = now() + self._patience_s
+        is_told = False
+        while True:
+            try:
+                return await call()
+            except BusRefused:
                 raise
-            log.info("the broker is not ready", error=str(error))
-            await asyncio.sleep(RETRY_S)
+            except (BusUnavailable, OutcomeUnknown) as error:
+                if now() > until:
+                    raise
+                if not is_told:
+                    log.info("the broker is not ready", error=str(error))
+                is_told = True
+                await asyncio.sleep(RETRY_S)
 
 
 class _Once:

@@ -6,11 +6,15 @@ import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import structlog
+
 from headrace_shared.bus import Handler, Message
-from headrace_shared.bus_rules import check_size, check_subject
+from headrace_shared.bus_rules import check_size, check_subject, is_out_of_a_stream, matcher
 from headrace_shared.errors import BusOverloaded, BusUnavailable, OutcomeUnknown
 from headrace_shared.nats_link import Incoming, LinkOptions, NatsLink
 from headrace_shared.nats_outbox import Outbox
+
+log = structlog.get_logger(__name__)
 
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 """Bytes of requests that may wait for the socket."""
@@ -42,7 +46,7 @@ class NatsConnection:
         self._echo_timeout_s = options.ping_interval_s
         self._on_restored = on_restored
         self._on_closed = on_closed
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}."
+        self._inbox = f"{options.identity.inbox_prefix}.{secrets.token_hex(11)}."
         self._next_token = 0
         self._replies: dict[str, ReplyHandler] = {}
         self._subscriptions: list[NatsSubscription] = []
@@ -74,9 +78,13 @@ class NatsConnection:
         if self.is_connected:
             with contextlib.suppress(TimeoutError, BusUnavailable, OutcomeUnknown):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self._outbox.flush()
-                    await self.echo()
+                    await self.flush()
         await self._link.close()
+
+    async def flush(self) -> None:
+        """Returns when the broker has dealt with all that was published. Raises BusUnavailable, OutcomeUnknown."""
+        await self._outbox.flush()
+        await self.echo()
 
     # What the link tells.
 
@@ -175,7 +183,12 @@ class NatsConnection:
     async def subscribe(self, subject: str, handler: Handler) -> NatsSubscription:
         """As in `Bus`."""
 
+        is_meant = matcher(subject)
+
         def on_message(message: Incoming) -> None:
+            if is_out_of_a_stream(message.headers) or not is_meant(message.subject):
+                log.warning("a message that was not sent here is dropped", heard_at=subject, subject=message.subject)
+                return
             handler(Message(message.subject, message.data, message.headers))
 
         return await self.listen(subject, on_message)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import structlog
+
 from headrace_shared.bus import Delivery, Message, QueueDepth
-from headrace_shared.bus_rules import check_subject
+from headrace_shared.bus_rules import check_subject, is_out_of_a_stream
 from headrace_shared.errors import (
     BusError,
     BusOverloaded,
@@ -47,6 +49,9 @@ FULL = frozenset({10077, 10122})
 """Maximum messages or bytes of the stream, or messages of the subject."""
 
 
+log = structlog.get_logger(__name__)
+
+
 class AckSubject(NamedTuple):
     """What the broker tells in the subject that settles a message."""
 
@@ -74,6 +79,8 @@ class ApiOptions(NamedTuple):
     """Of one request."""
     num_replicas: int
     """Of each stream."""
+    may_make_streams: bool
+    """Else others do, and we wait until they are there."""
 
 
 class JetStream:
@@ -81,6 +88,7 @@ class JetStream:
         self._connection = connection
         self._timeout_s = options.timeout_s
         self._num_replicas = options.num_replicas
+        self._may_make_streams = options.may_make_streams
         self._idle_slots: dict[ConsumerSpec, list[PullSlot]] = {}
         """At most as many as pulls were ever under way at once."""
 
@@ -121,6 +129,9 @@ class JetStream:
 
     async def ensure_stream_config(self, config: dict[str, Any]) -> None:
         name = config["name"]
+        if not self._may_make_streams:
+            await self._must_exist(name)
+            return
         config = config | {"num_replicas": self._num_replicas, "allow_direct": True}
         # Update first: the server finds a stream that is to be created too large for its memory before it sees that
         # the stream exists.
@@ -131,6 +142,14 @@ class JetStream:
             answer = await self.api(f"STREAM.UPDATE.{name}", config) if "error" in created else created
             if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
                 answer = created
+        if "error" in answer:
+            raise _error_of(answer, name)
+
+    async def _must_exist(self, name: str) -> None:
+        """Raises BusUnavailable as long as it is not there: somebody is about to make it."""
+        answer = await self.api(f"STREAM.INFO.{name}")
+        if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
+            raise BusUnavailable(f"{name} is not there yet: a scheduler makes it")
         if "error" in answer:
             raise _error_of(answer, name)
 
@@ -261,7 +280,10 @@ class JetStream:
         while True:
             remaining = max(0.0, min(deadline - time.monotonic(), MAX_PULL_S, spec.ack_wait_s / 2))
             reply = await self._pull_once(spec, remaining)
-            if reply is not None and reply.reply_to:
+            if reply is not None and reply.reply_to and is_out_of_a_stream(reply.headers):
+                log.error("a message that nobody sent to the queue is taken out", subject=reply.subject)
+                self._tell(reply.reply_to, b"+TERM")
+            elif reply is not None and reply.reply_to:
                 ack = parse_ack_subject(reply.reply_to)
                 return Delivery(
                     subject=reply.subject,
@@ -271,7 +293,7 @@ class JetStream:
                     num_delivered=ack.num_delivered,
                     published_at=ack.published_at,
                 )
-            if reply is not None and (reply.status == "503" or "Deleted" in reply.headers.get("Description", "")):
+            elif reply is not None and (reply.status == "503" or "Deleted" in reply.headers.get("Description", "")):
                 await self.ensure_consumer(spec)
             elif reply is not None and reply.status == "409":
                 await asyncio.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))

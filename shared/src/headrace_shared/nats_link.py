@@ -22,8 +22,9 @@ import nats.aio.client
 import nats.errors
 import structlog
 
+from headrace_shared.broker_identity import BrokerIdentity
 from headrace_shared.bus_rules import HEADER_ROOM
-from headrace_shared.errors import BusUnavailable, OutcomeUnknown, PayloadTooLarge
+from headrace_shared.errors import BusUnavailable, ConfigError, OutcomeUnknown, PayloadTooLarge
 from headrace_shared.tasks import end
 
 log = structlog.get_logger(__name__)
@@ -37,15 +38,14 @@ SUSPECT_MISSES = 2
 DEAD_MISSES = 7
 """Nearly two intervals: the client is dropped and replaced."""
 DISPOSE_TIMEOUT_S = 1.0
+WARNING_INTERVAL_S = 10.0
+"""Between two warnings of what the broker refuses."""
 
 
 class LinkOptions(NamedTuple):
     servers: tuple[str, ...]
     name: str
-    user: str | None
-    password: str | None
-    credentials: str | None
-    """Path of a NATS credentials file."""
+    identity: BrokerIdentity
     ping_interval_s: float
 
 
@@ -88,9 +88,10 @@ class NatsLink:
         self._client: Any = None
         self._is_up = False
         self._lost = asyncio.Event()
-        self._alive_subject = f"_INBOX.{secrets.token_hex(11)}"
+        self._alive_subject = f"{options.identity.inbox_prefix}.{secrets.token_hex(11)}"
         self._heard_at = time.monotonic()
         self._num_heard = 0
+        self._may_warn_at = 0.0
         self.max_data = 0
         self.max_headers = 0
         self._keeper: asyncio.Task[None] | None = None
@@ -222,7 +223,8 @@ class NatsLink:
             if "authorization violation" in str(error).lower():
                 raise BusUnavailable(f"the broker at {', '.join(servers)} refuses our credentials") from error
             if time.monotonic() > deadline:
-                raise BusUnavailable(f"no broker at {', '.join(servers)}") from error
+                reason = str(error) or type(error).__name__
+                raise BusUnavailable(f"no broker at {', '.join(servers)}: {reason}") from error
             await asyncio.sleep(random.uniform(MIN_RETRY_S, retry_s))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
@@ -231,13 +233,22 @@ class NatsLink:
             if client is self._client:
                 self._lost.set()
 
-        options = self._options
+        options, identity = self._options, self._options.identity
+        try:
+            loaded = await asyncio.to_thread(identity.load)
+        except ConfigError as error:  # it could be read when we started, and may be about to be replaced
+            raise BusUnavailable(str(error)) from error
+        if loaded.signer is not None:
+            # nats-py's own way to a key needs a library of its own for what is one signature.
+            client._public_nkey = loaded.signer.public_key
         await client.connect(
             server,
             name=options.name,
-            user=options.user,
-            password=options.password,
-            user_credentials=options.credentials,
+            user=identity.user or None,
+            password=identity.password or None,
+            signature_cb=loaded.signer,
+            tls=loaded.tls,
+            tls_handshake_first=loaded.tls is not None,
             closed_cb=on_client_closed,
             error_cb=self._on_error,
             allow_reconnect=False,
@@ -278,7 +289,13 @@ class NatsLink:
             log.warning("a subscription is too slow", connection=self._options.name)
             self._user.link_restored()
         else:
-            log.debug("nats", error=repr(error), connection=self._options.name)
+            is_refusal = "permissions violation" in str(error).lower()
+            now = time.monotonic()
+            if is_refusal and now >= self._may_warn_at:
+                self._may_warn_at = now + WARNING_INTERVAL_S
+                log.warning("the broker refuses something", error=str(error), connection=self._options.name)
+            else:
+                log.debug("nats", error=repr(error), connection=self._options.name)
 
 
 async def _close_client(client: Any) -> None:

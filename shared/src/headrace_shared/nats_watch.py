@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from headrace_shared.bus import Entry, Message, WatchHandler
+from headrace_shared.bus_rules import is_out_of_a_stream
 from headrace_shared.errors import BusError, BusUnavailable
 from headrace_shared.nats_connection import NatsConnection
 from headrace_shared.nats_jetstream import JetStream, parse_ack_subject
@@ -137,9 +138,20 @@ class Watch:
                 self._broken = True
                 return
             self._next_sequence += 1
-            self._report(Message(reply.subject, reply.data, reply.headers, ack.stream_sequence))
+            message = Message(reply.subject, reply.data, reply.headers, ack.stream_sequence)
+            if is_out_of_a_stream(reply.headers):
+                self._ignore(message)
+            else:
+                self._report(message)
             if ack.num_pending == 0:
                 self._listing_done()
+
+    def _ignore(self, message: Message) -> None:
+        """Nobody wrote it: somebody had the broker put it there. What was known of the key stands."""
+        key = entry_of(self._bucket, message).key
+        log.error("a value that nobody wrote is ignored", bucket=self._bucket, key=key)
+        if self._listed is not None and key in self._known:
+            self._listed.add(key)
 
     def _report(self, message: Message) -> None:
         entry = entry_of(self._bucket, message)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from headrace_shared.broker_permissions import Role
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
 from headrace_shared.settings import CommonSettings
@@ -25,6 +26,9 @@ async def service_bus(service: Service, settings: CommonSettings) -> AsyncIterat
         on_closed=lambda: service.fail("the broker's connection is closed for good"),
         user=settings.nats_user or None,
         password=settings.nats_password or None,
+        role=Role(service.name),
+        credentials=settings.broker_credentials,
+        authority=settings.broker_ca,
         num_replicas=settings.nats_replicas,
     )
     service.metrics.gauge(CONNECTED).set_function(lambda: float(bus.is_connected))

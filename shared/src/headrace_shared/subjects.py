@@ -129,8 +129,16 @@ BATCH_RESULTS = StreamSpec(
 """Longer than a batch may take. Purged when its files are written."""
 FILE_CONTENT = objects_spec(FILES.name, 2048 * MIB, FILE_LIFE_S + _FILE_ROOM_S)
 
+BUCKETS = (
+    *(LEASES, LOSSES, MODELS, GROUPS, ADAPTERS, IDEMPOTENCY, CALLS, KEYS, ACCOUNTS),
+    *(RESPONSES, UNFINISHED, FILES, BATCHES, BATCH_LEASES),
+)
+STREAMS = (TOKENS, CANCELS, DEAD, FLIGHT, FILE_CONTENT, BATCH_RESULTS)
+"""All but the queue, whose size is a setting (`requests_stream`)."""
+
 REQUESTS = "REQUESTS"
 """The stream of all queues (`requests_stream`)."""
+ALL_REQUESTS = "requests.*.*.*"
 DEDUPE_WINDOW_S = 120.0
 """A message id is stored once within this time."""
 ACK_WAIT_S = 5.0
@@ -141,7 +149,12 @@ MAX_ACK_PENDING = 100_000
 
 
 def requests_stream(max_messages: int, max_bytes: int) -> StreamSpec:
-    return StreamSpec(REQUESTS, ("requests.*.*.*",), work_queue=True, max_messages=max_messages, max_bytes=max_bytes)
+    return StreamSpec(REQUESTS, (ALL_REQUESTS,), work_queue=True, max_messages=max_messages, max_bytes=max_bytes)
+
+
+def batch_requests() -> str:
+    """The queues of the batch lane, of all models."""
+    return f"requests.*.{Lane.BATCH}.*"
 
 
 class Queue(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -65,9 +66,10 @@ class Performing:
         message = WorkerCommand(
             worker=command.worker,
             kind=command.kind,
-            command_id=secrets.token_hex(4),
+            command_id=secrets.token_hex(8),
             sender=self._service.id,
             epoch=epoch,
+            sent_at=time.time(),
         )
         try:
             self._bus.publish(commands_subject(command.worker), encode(message))

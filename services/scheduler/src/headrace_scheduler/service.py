@@ -37,15 +37,12 @@ from headrace_shared.errors import BusError
 from headrace_shared.leases import Leases
 from headrace_shared.messages import Cancel, RequestId, RouterId, SchedulerId, SequenceSnapshot, WorkerId
 from headrace_shared.model_cards import served_name
+from headrace_shared.provisioning import provision
 from headrace_shared.service import Service
 from headrace_shared.subjects import (
     ACK_WAIT_S,
-    CANCELS,
-    DEAD,
     LEASES,
-    LOSSES,
     REQUESTS,
-    TOKENS,
     all_hellos_of,
     progress_subject,
     requests_stream,
@@ -175,12 +172,7 @@ class SchedulerService:
         await self._leave(intake)
 
     async def _set_up(self) -> None:
-        settings = self._settings
-        await self._bus.ensure_stream(requests_stream(settings.queue_max_messages, settings.queue_max_bytes))
-        for spec in (TOKENS, CANCELS, DEAD):
-            await self._bus.ensure_stream(spec)
-        for bucket in (LEASES, LOSSES):
-            await self._bus.ensure_bucket(bucket)
+        await self._provision()
         if self._flight is not None:
             await self._flight.open()
         await self._leases.open()
@@ -191,6 +183,10 @@ class SchedulerService:
         await self._bus.subscribe(progress_subject(SchedulerId(self.service.id)), self.fleet.on_report)
         await self._bus.subscribe(all_hellos_of(self._model), self.fleet.on_hello)
         self._bus.on_reconnect(self._reconnected.set)
+
+    async def _provision(self) -> None:
+        settings = self._settings
+        await provision(self._bus, requests_stream(settings.queue_max_messages, settings.queue_max_bytes))
 
     async def _leave(self, intake: "asyncio.Task[None]") -> None:
         """What waits goes back to the queue; the workers run on within their horizons until a peer adopts them."""
@@ -315,8 +311,7 @@ class SchedulerService:
             self._reconnected.clear()
             self._hold()
             try:
-                for spec in (TOKENS, CANCELS):
-                    await self._bus.ensure_stream(spec)
+                await self._provision()
             except BusError as error:
                 log.info("streams not ready yet", error=str(error))
                 self._reconnected.set()

@@ -11,6 +11,7 @@ from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.messages import WorkerCommand, WorkerId, WorkerState
 from headrace_shared.subjects import commands_subject, replies_subject
+from headrace_worker.command_guard import CommandGuard
 from headrace_worker.duty import Action, Duty
 
 TYPICAL_PROMOTION_S = 0.5
@@ -30,6 +31,7 @@ class Commands:
         carry_out: Callable[[Action], None],
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._worker_id = worker_id
         self._bus = bus
@@ -37,6 +39,8 @@ class Commands:
         self._carry_out = carry_out
         self._on_change = on_change
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._guard = CommandGuard()
         self._promoted_at: float | None = None
         self._promotion_s = TYPICAL_PROMOTION_S
 
@@ -80,6 +84,10 @@ class Commands:
             return
         if command.worker != self._worker_id:
             log.warning("command for another worker dropped", worker=command.worker)
+            return
+        problem = self._guard.problem(command, self._wall_clock())
+        if problem:
+            log.warning("command dropped", error=problem, kind=command.kind.value, sender=command.sender)
             return
         log.info("command", kind=command.kind.value, sender=command.sender, epoch=command.epoch)
         self.act(lambda duty, now: duty.on_command(command, now))

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from headrace_shared.broker_permissions import Role
 from headrace_shared.codec import encode
 from headrace_shared.messages import Hello, WorkerId, WorkerState
 from headrace_shared.nats_bus import NatsBus
@@ -33,8 +34,8 @@ async def main() -> int:
         environ["HEADRACE_NATS_URL"],
         name="fake",
         on_closed=stop.set,
-        user=environ["HEADRACE_NATS_USER"],
-        password=environ["HEADRACE_NATS_PASSWORD"],
+        role=Role.WORKER,
+        credentials=environ["HEADRACE_BROKER_CREDENTIALS"],
     )
     state = WorkerState.LOADING if MODE == "load" else WorkerState.READY
     model, worker = environ["HEADRACE_SERVED_NAME"], WorkerId(environ["HEADRACE_SERVICE_ID"])
