@@ -6,13 +6,19 @@ import pytest
 
 from tests.e2e.launcher import Launched, launched
 
+ADAPTERS = "adapters"
+"""Below a system's data folder."""
+
 
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """Two routers, two schedulers and two workers with the real model, context 1024."""
+    """Two routers, two schedulers and two workers with the real model, context 1024, and a folder for adapters."""
+    folder = tmp_path_factory.mktemp("system")
+    (folder / ADAPTERS).mkdir()
     environment = {"HEADRACE_CONTEXT": "1024", "HEADRACE_NUM_BLOCKS": "1024", "HEADRACE_NUM_THREADS": "1"}
+    environment |= {"HEADRACE_LORA_DIR": str(folder / ADAPTERS)}
     scale = ("--routers", "2", "--schedulers", "2", "--workers", "2")
-    with launched(tmp_path_factory.mktemp("system"), *scale, environment=environment) as launched_system:
+    with launched(folder, *scale, environment=environment) as launched_system:
         yield launched_system
 
 

@@ -26,7 +26,7 @@ from headrace_router.answer_schemas import (
 from headrace_router.authentication import Door, identity_of
 from headrace_router.bodies import read_json_body
 from headrace_router.call import Call
-from headrace_router.call_options import HEADERS, LAST_EVENT_ID
+from headrace_router.call_options import HEADERS, IDEMPOTENCY_KEY, LANE, LAST_EVENT_ID, TIMEOUT
 from headrace_router.call_response import Answer, CallResponse, ClientLimits
 from headrace_router.call_trace import CallTraces
 from headrace_router.calls import Caller
@@ -82,7 +82,8 @@ def make_router(parts: Parts) -> APIRouter:
     async def completions() -> Response:
         return CallResponse(parts.caller.completion, parts.limits, parts.metrics, parts.traces)
 
-    described = operation(EmbeddingList, body=EmbeddingBody, headers=HEADERS, errors=OF_CALLS)
+    heeded = {name: HEADERS[name] for name in (IDEMPOTENCY_KEY, TIMEOUT, LANE)}
+    described = operation(EmbeddingList, body=EmbeddingBody, headers=heeded, errors=OF_CALLS)
 
     @router.post("/v1/embeddings", openapi_extra=described)
     async def embeddings() -> Response:
