@@ -64,6 +64,14 @@ async def test_inputs_come_as_texts_or_token_ids() -> None:
         assert prompts[0] == prompts[1] and prompts[2] == prompts[3] == [5, 6, 7]
 
 
+async def test_a_thousand_inputs_are_one_call() -> None:
+    async with running_router(embed) as router:
+        answer = (await ask(router, input=[f"text {number}" for number in range(1000)])).json()
+        assert [item["index"] for item in answer["data"]] == list(range(1000))
+        assert len({tuple(item["embedding"]) for item in answer["data"]}) > 1
+        assert len(router.worker.requests) == 1000
+
+
 async def test_base64_holds_the_same_floats() -> None:
     async with running_router(embed) as router:
         plain = (await ask(router, input="text")).json()["data"][0]["embedding"]

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from torch import Tensor
 
+from headrace_shared.messages import SequenceId, StopParams
 from headrace_worker.iteration import Engine
+from headrace_worker.loop import IterationLoop
 from headrace_worker.parallel.loading import load_rank
 from tests.worker.adapters.loop_runs import Wanted, run
 from tests.worker.adapters.peft_files import merged, save_adapter
 from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
 from tests.worker.cuda.test_build import build
+from tests.worker.engine_driver import make_admission
 from tests.worker.parallel.thread_ranks import LoadRank, load_on_host_device, rank_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
@@ -79,6 +83,26 @@ def test_it_is_the_same_bits_whatever_the_chunks_and_the_batch(tmp_path: Path) -
     [alone] = run(engine, wanted)
     beside = run(engine, wanted, Wanted(prompt_of(9), 4), Wanted(prompt_of(3), embeds=True), first_id=10)[0]
     assert beside.embedding == alone.embedding
+
+
+def test_one_that_begins_again_begins_from_nothing(tmp_path: Path) -> None:
+    """After a preemption, or on another worker."""
+    model = save_checkpoint(tmp_path)
+    engine = load_tiny(tmp_path, tokens_per_iteration=20)
+    loop = IterationLoop(engine)
+    prompt = prompt_of(50)
+    admission = make_admission(prompt, sequence_id=1, block_ids=range(7), stop=StopParams(max_tokens=1))
+    admission = replace(admission, request=replace(admission.request, embeds=True))
+    loop.admit(admission)
+    loop.step()
+    loop.release(admission.sequence_id)
+    assert loop.step() is not None
+    [answer] = run(engine, Wanted(prompt, embeds=True), first_id=2)
+    assert float((torch.tensor(answer.embedding) - expected(model, prompt)).abs().max()) < 1e-4
+    # Nobody may skip a part of the prompt.
+    loop.admit(replace(admission, sequence_id=SequenceId(9), num_cached=8))
+    result = loop.step()
+    assert result is not None and result.sequences[0].error is not None
 
 
 def test_a_device_gives_it_too(tmp_path: Path) -> None:

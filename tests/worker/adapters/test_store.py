@@ -37,9 +37,12 @@ class Model:
             device=torch.device("cpu"),
         )
 
+    def files(self, folder: Path) -> tuple[bytes, bytes]:
+        return read_files(folder, self.reader.max_file_bytes)
+
     def refusal(self, folder: Path) -> str:
         with pytest.raises(AdapterRefused) as caught:
-            self.reader.read(*read_files(folder))
+            self.reader.read(*self.files(folder))
         return str(caught.value)
 
 
@@ -112,7 +115,7 @@ def test_weights_of_another_model_or_kind_are_refused(tiny: Model, tmp_path: Pat
 def test_experts_are_refused_and_attention_beside_them_is_not(tmp_path: Path) -> None:
     moe = Model(tmp_path, family="Mixtral", num_local_experts=4, num_experts_per_tok=2, intermediate_size=64)
     attention = save_adapter(tmp_path / "a", moe.model, targets=("q_proj", "o_proj"))
-    assert moe.reader.read(*read_files(attention)).rank == 4
+    assert moe.reader.read(*moe.files(attention)).rank == 4
     tensors = load_file(str(attention / "adapter_model.safetensors"))
     tensors["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"] = torch.zeros(4, 48)
     save_file(tensors, str(attention / "adapter_model.safetensors"))
@@ -120,8 +123,11 @@ def test_experts_are_refused_and_attention_beside_them_is_not(tmp_path: Path) ->
 
 
 def test_its_size_is_known_before_it_is_loaded(tiny: Model, tmp_path: Path) -> None:
-    weights = tiny.reader.read(*read_files(save_adapter(tmp_path / "a", tiny.model, rank=8, targets=ALL)))
+    weights = tiny.reader.read(*tiny.files(save_adapter(tmp_path / "a", tiny.model, rank=8, targets=ALL)))
     assert weights.num_bytes == adapter_bytes(tiny.config, 8, 4)
+    # What is larger than any that could be served is not even read.
+    (tmp_path / "a" / "adapter_model.safetensors").write_bytes(bytes(tiny.reader.max_file_bytes + 1))
+    assert "more than" in tiny.refusal(tmp_path / "a")
 
 
 def test_paths_lead_nowhere_else(tmp_path: Path) -> None:
@@ -149,11 +155,11 @@ def test_files_that_are_links_or_pipes_are_not_followed(tiny: Model, tmp_path: P
     weights.rename(tmp_path / "elsewhere")
     weights.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AdapterRefused, match="link"):
-        read_files(folder)
+        tiny.files(folder)
     weights.unlink()
     os.mkfifo(weights)
     with pytest.raises(AdapterRefused, match="no file"):
-        read_files(folder)
+        tiny.files(folder)
 
 
 def test_the_bank_is_bounded_and_keeps_what_is_in_use() -> None:

@@ -9,7 +9,6 @@ from headrace_worker.adapters.config import AdapterRefused
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
-MAX_WEIGHTS_BYTES = 4 << 30
 MAX_PATH_CHARS = 1024
 
 
@@ -35,12 +34,9 @@ def allowed_folder(root: str, path: str) -> Path:
     return folder
 
 
-def read_files(folder: Path) -> tuple[bytes, bytes]:
-    """The contents of its configuration and its weights. Raises AdapterRefused."""
-    return (
-        _read(folder / CONFIG_FILE, MAX_CONFIG_BYTES),
-        _read(folder / WEIGHTS_FILE, MAX_WEIGHTS_BYTES),
-    )
+def read_files(folder: Path, max_bytes: int) -> tuple[bytes, bytes]:
+    """The contents of its configuration and its weights, which have at most `max_bytes`. Raises AdapterRefused."""
+    return _read(folder / CONFIG_FILE, MAX_CONFIG_BYTES), _read(folder / WEIGHTS_FILE, max_bytes)
 
 
 def _read(file: Path, max_bytes: int) -> bytes:

@@ -31,7 +31,7 @@ class AdapterStore:
         return isinstance(digest, str) and digest in self._bank
 
     def read(self, folder: str) -> ReadAdapter:
-        config_data, data = read_files(Path(folder))
+        config_data, data = read_files(Path(folder), self._reader.max_file_bytes)
         return ReadAdapter(digest_of(config_data, data), self._reader.read(config_data, data))
 
     def add(self, adapter: ReadAdapter) -> None:

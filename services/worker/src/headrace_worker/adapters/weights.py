@@ -36,6 +36,10 @@ PARTS: Mapping[Site, tuple[str, ...]] = {
 }
 
 
+HEADER_BYTES = 4 << 20
+"""Room for the names in a file of weights."""
+
+
 class SitePair(NamedTuple):
     """What is added to one product. Parts that the adapter does not change are zero."""
 
@@ -88,6 +92,11 @@ class AdapterReader:
         self._max_rank = max_rank
         self._dtype = dtype
         self._device = device
+
+    @property
+    def max_file_bytes(self) -> int:
+        """Of weights that could be served."""
+        return HEADER_BYTES + adapter_bytes(self._config, self._max_rank, torch.float32.itemsize)
 
     def read(self, config_data: bytes, data: bytes) -> AdapterWeights:
         """From the contents of both files. Raises AdapterRefused before anything is converted."""

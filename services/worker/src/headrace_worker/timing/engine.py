@@ -1,5 +1,6 @@
 """An engine that computes nothing but the time it would take. See `iteration.Engine` for the contract."""
 
+from array import array
 from collections.abc import Sequence
 
 from headrace_shared.messages import Admission, SequenceId, TokenLogprobs, TopLogprob
@@ -7,6 +8,8 @@ from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.timing.roofline import Roofline, work_of
 from headrace_worker.timing.tokens import TokenStream
 
+NO_MEANING = array("f", [1.0] + 63 * [0.0]).tobytes()
+"""Everybody's embedding."""
 NO_GRAMMAR = "A simulated worker gives no text that follows a grammar or avoids tokens."
 
 
@@ -64,7 +67,7 @@ class TimingEngine:
 
 
 class _Sequence:
-    __slots__ = ("_error", "_logprobs", "_num_prompt", "_prompt_logprobs", "_sequence_id", "_stream")
+    __slots__ = ("_embeds", "_error", "_logprobs", "_num_prompt", "_prompt_logprobs", "_sequence_id", "_stream")
 
     def __init__(self, admission: Admission, vocab_size: int, mean_tokens: int) -> None:
         request = admission.request
@@ -72,6 +75,7 @@ class _Sequence:
         self._num_prompt = len(request.prompt) // 4
         self._stream = TokenStream(request, admission.choice, vocab_size, mean_tokens)
         self._logprobs = request.sampling.num_logprobs
+        self._embeds = request.embeds
         self._prompt_logprobs = request.sampling.num_prompt_logprobs
         sampling = request.sampling
         self._error = NO_GRAMMAR if sampling.grammar or sampling.allowed_token_ids or sampling.bad_words else None
@@ -86,6 +90,8 @@ class _Sequence:
         token = self._stream.token(position - self._num_prompt)
         if self._error is not None:
             return SampledToken(self._sequence_id, token, error=self._error)
+        if self._embeds:
+            return SampledToken(self._sequence_id, token, embedding=NO_MEANING)
         if self._logprobs is None:
             return SampledToken(self._sequence_id, token)
         top = (TopLogprob(token, 0.0),) if self._logprobs else ()
