@@ -2,7 +2,8 @@
 
     python -m benchmarks.adapters [--threads N] [--repetitions 15] [--rank 16]
 
-Each line's variants run in turn; the median of the repetitions counts. Sequences decode one token each at a context of
+Each line's variants run in turn; the median of the repetitions counts. With one thread the time is the thread's own
+processor time, which other programs on the machine disturb least. Sequences decode one token each at a context of
 256, or compute a prompt of 256 tokens.
 """
 
@@ -76,7 +77,8 @@ def main() -> None:
             [digests[number % NUM_ADAPTERS] for number in range(count)],
         ]
         runs = [prepared(engine, own, num_tokens, first_id=1 + 100 * place) for place, own in enumerate(owners)]
-        times = [statistics.median(each) for each in in_turn(runs, options.repetitions)]
+        clock = time.thread_time if options.threads == 1 else time.perf_counter
+        times = [statistics.median(each) for each in in_turn(runs, options.repetitions, clock)]
         cells = [f"{1000 * times[0]:.2f} ms", *(f"{each / times[0]:.3f} x" for each in times[1:])]
         what = f"{count} decode" if num_tokens == 1 else f"{count} prompt of {num_tokens}"
         print(f"| {what} | {' | '.join(cells)} |", flush=True)
@@ -125,14 +127,14 @@ def prepared(engine: TorchEngine, owners: Sequence[str], num_tokens: int, first_
     return run
 
 
-def in_turn(runs: Sequence[Callable[[], None]], repetitions: int) -> list[list[float]]:
+def in_turn(runs: Sequence[Callable[[], None]], repetitions: int, clock: Callable[[], float]) -> list[list[float]]:
     times: list[list[float]] = [[] for _ in runs]
     for repetition in range(repetitions + 2):
         for run, own in zip(runs, times, strict=True):
-            begun = time.perf_counter()
+            begun = clock()
             run()
             if repetition >= 2:
-                own.append(time.perf_counter() - begun)
+                own.append(clock() - begun)
     return times
 
 
