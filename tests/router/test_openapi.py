@@ -177,7 +177,7 @@ async def test_every_route_is_described() -> None:
         assert {body.__name__ for body in BODIES} <= set(document["components"]["schemas"])
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_schemathesis_finds_nothing() -> None:
     """Valid and invalid calls made from the description, to a router that serves: see `_explore`."""
     async with strict_router(scored_or_embedded, dashboard=False) as router:
