@@ -2,16 +2,17 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from headrace_shared import objects
-from headrace_shared.bus import Bus
+from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import BusUnavailable, OutcomeUnknown, QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.objects import PIECE_BYTES, ObjectDamaged, ObjectInfo, ObjectStore
@@ -155,6 +156,35 @@ async def test_an_answer_that_is_lost_stores_nothing_twice(monkeypatch: pytest.M
     content = os.urandom(3 * PIECE_BYTES)
     info = await put(store, "object", content)
     assert info.num_pieces == 3 and await joined(store.pieces(info)) == content
+
+
+async def test_only_so_much_is_on_its_way_at_once() -> None:
+    class Counting(MemoryBus):
+        num_now = most = 0
+
+        async def enqueue(self, subject: str, data: bytes, *, message_id: str, headers: object = None) -> int:
+            with self.counted():
+                await asyncio.sleep(0.001)
+                return await super().enqueue(subject, data, message_id=message_id)
+
+        async def read(self, stream: str, subject: str, limit: int, from_sequence: int = 1) -> list[Message]:
+            with self.counted():
+                await asyncio.sleep(0.001)
+                return await super().read(stream, subject, limit, from_sequence)
+
+        @contextlib.contextmanager
+        def counted(self) -> Iterator[None]:
+            self.num_now += 1
+            self.most = max(self.most, self.num_now)
+            yield
+            self.num_now -= 1
+
+    bus = Counting(MemoryBroker())
+    store = await opened(bus)
+    infos = await asyncio.gather(*(put(store, f"object-{n}", bytes(MIB), n) for n in range(12)))
+    assert bus.most == objects.MAX_AT_ONCE
+    contents = await asyncio.gather(*(joined(store.pieces(info)) for info in infos))
+    assert bus.most == objects.MAX_AT_ONCE and set(contents) == {bytes(MIB)}
 
 
 async def test_a_broker_that_stays_away_is_not_waited_for_for_ever() -> None:

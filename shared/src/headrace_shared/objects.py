@@ -32,7 +32,9 @@ from headrace_shared.subjects import (
 
 PIECE_BYTES = 128 * 1024
 """As NATS' clients cut them."""
-READ_PIECES = 8
+READ_PIECES = 4
+MAX_AT_ONCE = 4
+"""Reads and writes of one store: they share a connection with what must not wait behind them."""
 MAX_PIECES = 1 << 20
 MAX_INFO_BYTES = 64 * 1024
 PATIENCE_S = 15.0
@@ -82,6 +84,7 @@ class ObjectStore:
         self._bus = bus
         self._spec = spec
         self._bucket = spec.name.removeprefix(object_stream(""))
+        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def open(self) -> None:
         """Raises BusError."""
@@ -89,7 +92,7 @@ class ObjectStore:
 
     def writer(self, name: str) -> "ObjectWriter":
         """`name`: one token of a subject, never used before."""
-        return ObjectWriter(self._bus, self._bucket, name)
+        return ObjectWriter(self._bus, self._bucket, name, self._turns)
 
     async def info(self, name: str) -> ObjectInfo | None:
         """None if there is none, or none complete. Raises BusError; ProtocolError for a description that is none."""
@@ -110,7 +113,8 @@ class ObjectStore:
         num_looks = 0
         while count < info.num_pieces:
             wanted = min(READ_PIECES, info.num_pieces - count)
-            messages = await patiently(partial(self._bus.read, self._spec.name, subject, wanted, sequence))
+            async with self._turns:
+                messages = await patiently(partial(self._bus.read, self._spec.name, subject, wanted, sequence))
             if not messages:
                 num_looks += 1
                 if num_looks >= MAX_LOOKS:
@@ -147,10 +151,11 @@ class ObjectWriter:
     """Writes one object from first to last byte. Left without `finish`, what was written stays without a description:
     the name is to be deleted."""
 
-    def __init__(self, bus: Bus, bucket: str, name: str) -> None:
+    def __init__(self, bus: Bus, bucket: str, name: str, turns: asyncio.Semaphore) -> None:
         self._bus = bus
         self._bucket = bucket
         self._name = name
+        self._turns = turns
         self._piece_bytes = min(PIECE_BYTES, bus.max_payload)
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
@@ -197,7 +202,8 @@ class ObjectWriter:
         # The stream holds the pieces, so that the broker knows their ids again even when it was restarted between two
         # attempts.
         message_id = f"{self._bucket}-{self._name}-{what}"
-        await patiently(partial(self._bus.enqueue, subject, data, message_id=message_id))
+        async with self._turns:
+            await patiently(partial(self._bus.enqueue, subject, data, message_id=message_id))
 
 
 async def patiently(call: Callable[[], Awaitable[T]], patience_s: float = PATIENCE_S) -> T:
