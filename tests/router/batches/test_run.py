@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from headrace_router.files.record import Quota
 from headrace_router.identity import Identity
 from headrace_router.metrics import RouterMetrics
 from headrace_router.owners import owner_token
+from headrace_shared.bus import Message
 from headrace_shared.errors import BusError, Forbidden, InvalidRequest, Overloaded, QueueFull, ServiceFailure
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.subjects import BATCH_RESULTS, FILES
@@ -295,3 +297,23 @@ async def test_an_answer_that_is_no_json_is_an_error_of_its_line() -> None:
     await (await world.take(await world.batch(1))).run()
     (line,) = await world.lines((await world.record()).error_file_id)
     assert line["response"]["status_code"] == 400  # type: ignore[index]  # of a failed line
+
+
+async def test_results_of_all_sizes_are_read_in_bounded_pages() -> None:
+    class Counting(MemoryBus):
+        sizes: ClassVar[list[int]] = []
+
+        async def read(self, stream: str, subject: str, limit: int, from_sequence: int = 1) -> list[Message]:
+            messages = await super().read(stream, subject, limit, from_sequence)
+            self.sizes.append(sum(len(message.data) for message in messages))
+            return messages
+
+    bus = Counting()
+    world = await World(bus=bus).open()
+    for number in range(1, 1201):
+        size = 300_000 if 600 < number <= 620 else 10
+        body = json.dumps(random.Random(number).randbytes(size // 2).hex()).encode()
+        await world.journal.add("batch_1", LineResult(number=number, custom_id="c", status=200, body=body))
+    found = [result.number async for result in world.journal.results("batch_1")]
+    assert found == list(range(1, 1201)) and len(bus.sizes) < 80 and max(bus.sizes) < 6_000_000
+    assert (await world.journal.done("batch_1")).numbers == set(found)

@@ -17,7 +17,9 @@ from headrace_shared.subjects import BATCH_RESULTS, batch_results_subject
 
 log = structlog.get_logger(__name__)
 
-READ_MESSAGES = 16
+READ_MESSAGES, FEWEST_MESSAGES, MOST_MESSAGES = 8, 2, 32
+READ_BYTES = 512 * 1024
+"""About so much is read at once: others share the connection."""
 LARGE_BYTES = 256 * 1024
 """Packed and unpacked off the event loop."""
 FULL_WAIT_S = 5.0
@@ -89,14 +91,19 @@ class Journal:
         await self._bus.purge(BATCH_RESULTS.name, batch_results_subject(batch_id))
 
     async def _parts(self, batch_id: str) -> AsyncGenerator[ResultPart, None]:
-        subject, sequence = batch_results_subject(batch_id), 1
+        subject, sequence, limit = batch_results_subject(batch_id), 1, READ_MESSAGES
         while True:
-            messages = await patiently(partial(self._bus.read, BATCH_RESULTS.name, subject, READ_MESSAGES, sequence))
+            messages = await patiently(partial(self._bus.read, BATCH_RESULTS.name, subject, limit, sequence))
             for message in messages:
                 try:
                     yield decode(message.data, ResultPart)
                 except ProtocolError as error:
                     log.error("undecodable result of a line", batch_id=batch_id, error=str(error))
-            if len(messages) < READ_MESSAGES:
+            if len(messages) < limit:
                 return
             sequence = messages[-1].stream_sequence + 1
+            size = sum(len(message.data) for message in messages)
+            if size < READ_BYTES // 2:
+                limit = min(MOST_MESSAGES, 2 * limit)
+            elif size > READ_BYTES:
+                limit = max(FEWEST_MESSAGES, limit // 2)
