@@ -2,8 +2,12 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
+from random import Random
 from typing import Any
 
+from headrace_router.batches.lines import BadLine, parse_line
+from headrace_router.files.multipart import MultipartParser, PartBegin, PartData
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
 from headrace_router.requests import encode_chat, encode_prompts
@@ -13,7 +17,7 @@ from headrace_router.validation import validate_chat, validate_completion
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import SamplingParams
 from tests.fuzz.fuzzing import Target
-from tests.fuzz.mutation import mutate_json
+from tests.fuzz.mutation import mutate_bytes, mutate_json
 from tests.router.support import make_card
 
 COMMON: dict[str, Any] = {
@@ -84,11 +88,67 @@ TEXTS: tuple[dict[str, Any], ...] = (
 )
 
 
+FORM = b"\r\n".join(
+    (
+        b"--xyz",
+        b'Content-Disposition: form-data; name="purpose"',
+        b"",
+        b"batch",
+        b"--xyz",
+        b'Content-Disposition: form-data; name="file"; filename="a \\"b\\".jsonl"',
+        b"Content-Type: application/jsonl",
+        b"",
+        b'{"a": 1}\r\n\r\n--xy',
+        b"--xyz--",
+        b"",
+    )
+)
+
+
 def targets() -> list[Target]:
     return [
+        *_uploads(),
         Target("body: a chat", _dumped(CHATS), mutate_json, _chat(), (InvalidRequest,)),
         Target("body: a completion", _dumped(TEXTS), mutate_json, _completion(), (InvalidRequest,)),
     ]
+
+
+def _uploads() -> list[Target]:
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "a"}}
+    return [
+        Target("body: a form", [FORM], mutate_bytes, _form, (InvalidRequest,)),
+        Target("body: a batch's line", [json.dumps(line).encode()], mutate_json, _line, (BadLine,)),
+    ]
+
+
+def _form(data: bytes) -> None:
+    """Wherever it is cut, the same comes out."""
+    random = Random(data)
+    whole = _parts([data])
+    cuts = sorted(random.randrange(len(data) + 1) for _ in range(random.randrange(9)))
+    assert _parts([data[start:end] for start, end in pairwise([0, *cuts, len(data)])]) == whole
+    if isinstance(whole, str):
+        raise InvalidRequest(whole)
+
+
+def _parts(pieces: list[bytes]) -> list[tuple[str, str | None, bytes]] | str:
+    """Of each part name, file and content; or what is wrong."""
+    parser = MultipartParser(b"xyz")
+    found: list[tuple[str, str | None, bytes]] = []
+    try:
+        for piece in pieces:
+            for event in parser.feed(piece):
+                if isinstance(event, PartBegin):
+                    found.append((event.name, event.filename, b""))
+                elif isinstance(event, PartData):
+                    found[-1] = (*found[-1][:2], found[-1][2] + event.data)
+    except InvalidRequest as error:
+        return str(error)
+    return found if parser.is_complete else "incomplete"
+
+
+def _line(data: bytes) -> None:
+    parse_line(1, data, "/v1/completions")
 
 
 def _dumped(bodies: tuple[dict[str, Any], ...]) -> list[bytes]:

@@ -13,6 +13,8 @@ from safetensors.torch import save
 
 from headrace_shared.codec import encode
 from headrace_shared.errors import ConfigError
+from headrace_worker.adapters.config import AdapterRefused
+from headrace_worker.adapters.weights import AdapterReader
 from headrace_worker.models.card import card_from_folder, card_from_gguf
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.gguf_config import gguf_config
@@ -76,6 +78,11 @@ def targets(folder: Path) -> list[Target]:
     tensors = {"model.norm.weight": torch.ones(48), "lm_head.weight": torch.ones(4, 48, dtype=torch.float16)}
     weights = save(tensors, metadata={"format": "pt"})
     head_end = 8 + struct.unpack_from("<Q", weights)[0]
+    (rank, alpha), shape = (2, 4), (SIZES["hidden_size"], SIZES["hidden_size"])
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    pair = {name.format("A"): torch.ones(rank, shape[1]), name.format("B"): torch.ones(shape[0], rank)}
+    adapter_config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ["q_proj"]}
+    adapter = [json.dumps(adapter_config).encode(), save(pair)]
     model = folder / "model"
     model.mkdir()
     save_tokenizer(model)
@@ -96,6 +103,14 @@ def targets(folder: Path) -> list[Target]:
             mutate_json,
             _config(folder),
             (ConfigError,),
+        ),
+        Target("checkpoint: an adapter's weights", [adapter[1]], mutate_bytes, _adapter(adapter[0]), (AdapterRefused,)),
+        Target(
+            "checkpoint: an adapter's configuration",
+            [adapter[0]],
+            mutate_json,
+            lambda data: _adapter(data)(adapter[1]),
+            (AdapterRefused,),
         ),
         _small_file(model, "generation_config.json", GENERATION),
         _small_file(model, "tokenizer_config.json", TOKENIZER_CONFIG),
@@ -139,6 +154,23 @@ def _safetensors(folder: Path) -> Callable[[bytes], None]:
 def _safetensors_header(folder: Path, tensors: bytes) -> Callable[[bytes], None]:
     whole = _safetensors(folder)
     return lambda header: whole(struct.pack("<Q", len(header)) + header + tensors)
+
+
+def _adapter(config: bytes) -> Callable[[bytes], None]:
+    empty = SafetensorsFolder.__new__(SafetensorsFolder)  # norms are not folded in: it is not asked
+    reader = AdapterReader(
+        config_from_hf(LLAMA3),
+        empty,
+        folds_norms=False,
+        max_rank=8,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+    def run(data: bytes) -> None:
+        reader.read(config, data)
+
+    return run
 
 
 def _config(folder: Path) -> Callable[[bytes], None]:

@@ -3,14 +3,19 @@
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from headrace_router.batches.record import BatchRecord
+from headrace_router.batches.results import ResultPart
 from headrace_router.call_record import AnswerForm, CallRecord
 from headrace_router.call_store import KeyEntry
+from headrace_router.files.record import FileRecord, FileState
 from headrace_router.rate_limits import AccountRecord
+from headrace_router.responses_api.stored import StoredResponse, Unfinished, pack, unpack
 from headrace_router.tools import CallFormat, ToolUse
 from headrace_scheduler.recording import STATE, Chunk
 from headrace_scheduler.replay import chunks, split
@@ -26,11 +31,12 @@ from headrace_shared.messages import (
     ModelCard,
     ReportMessage,
     SchedulerId,
+    TokenFrame,
 )
 from headrace_worker.config import EngineConfig
 from headrace_worker.parallel.rendezvous import LeaderRecord, MemberRecord, NodeRecord, NodeState
-from tests.fuzz.fuzzing import Target
-from tests.fuzz.mutation import mutate_bytes, mutate_msgpack
+from tests.fuzz.fuzzing import MAX_INPUT_BYTES, Target
+from tests.fuzz.mutation import mutate_bytes, mutate_json, mutate_msgpack
 from tests.shared.samples import REQUEST, SAMPLES
 
 CALL = CallRecord(
@@ -72,7 +78,47 @@ LEADER = LeaderRecord(
     config=EngineConfig(),
 )
 MEMBER = MemberRecord(holder="node-2", epoch=3, state=NodeState.JOINED, host="10.0.0.2")
-RECORDS: Sequence[Struct] = (CALL, KEY, LeaseRecord(holder="worker-1", epoch=3), LEADER, MEMBER)
+RESPONSE = StoredResponse(
+    owner="tenant:0",
+    response=pack({"id": "resp_1", "status": "completed", "output": [{"type": "message"}]}),
+    items=pack([{"type": "message", "role": "user", "content": "a"}]),
+    call=CALL,
+    answer=(TokenFrame(request_id=REQUEST.request_id, choice=0, attempt=0, index=0, tokens=(1, 2)),),
+)
+FILE = FileRecord(
+    file_id="file-1",
+    owner="tenant:0",
+    filename="a.jsonl",
+    purpose="batch",
+    size=3,
+    created_at=1.5,
+    expires_at=2,
+    state=FileState.READY,
+)
+BATCH = BatchRecord(
+    batch_id="batch-1",
+    owner="tenant:0",
+    key_id="0123456789ab",
+    endpoint="/v1/completions",
+    input_file_id="file-1",
+    created_at=1.5,
+    expires_at=2,
+    metadata={"a": "b"},
+    output_life_s=3,
+)
+RESULT = ResultPart(number=1, writer="router-1", part=0, num_parts=1, data=b"{}", is_good=True)
+RECORDS: Sequence[Struct] = (
+    CALL,
+    KEY,
+    LeaseRecord(holder="worker-1", epoch=3),
+    LEADER,
+    MEMBER,
+    RESPONSE,
+    Unfinished(router="router-1"),
+    FILE,
+    BATCH,
+    RESULT,
+)
 UNIONS: Sequence[tuple[Any, str]] = (
     (ControlMessage, "Grant"),
     (ReportMessage, "Progress"),
@@ -92,6 +138,10 @@ def _decoding(kind: Any) -> Callable[[bytes], None]:
 
 def _same(first: Struct, second: Struct) -> bool:
     return bool(msgspec.msgpack.encode(first) == msgspec.msgpack.encode(second))  # NaN is not equal to itself
+
+
+def _response(data: bytes) -> None:
+    unpack(data)
 
 
 def _unpacking(data: bytes) -> None:
@@ -135,11 +185,21 @@ def targets() -> list[Target]:
     return [
         *found,
         Target("wire: packed ids", [REQUEST.prompt], mutate_bytes, _ids, (ProtocolError,)),
+        Target("wire: a packed response", [RESPONSE.response], mutate_bytes, _response, (ProtocolError,)),
+        Target("wire: a response", [RESPONSE.response], _repacked, _response, (ProtocolError,)),
         Target("wire: a model card", [_card_seed()], mutate_bytes, _packing, (ProtocolError,)),
         Target("wire: a packed model card", [zlib.compress(_card_seed())], mutate_bytes, _unpacking, (ProtocolError,)),
         Target("wire: a flight recording's chunk", [flight], mutate_msgpack, _chunk, (ProtocolError,)),
         Target("wire: a recording's file", [recording], mutate_bytes, _file, (ProtocolError,)),
     ]
+
+
+def _repacked(random: Random, data: bytes) -> bytes:
+    """What is in it is changed, not the packing."""
+    try:
+        return zlib.compress(mutate_json(random, zlib.decompressobj().decompress(data, MAX_INPUT_BYTES)))
+    except zlib.error:  # it was cut off
+        return mutate_bytes(random, data)
 
 
 def _ids(data: bytes) -> None:

@@ -102,9 +102,10 @@ class MultipartParser:
                 return False
 
     def _find_first(self) -> bool:
-        at = self._buffer.find(self._delimiter)
+        most = MAX_PREAMBLE_BYTES + len(self._delimiter)
+        at = self._buffer.find(self._delimiter, 0, most)
         if at < 0:
-            if len(self._buffer) > MAX_PREAMBLE_BYTES + len(self._delimiter):
+            if len(self._buffer) >= most:
                 raise _malformed("the boundary does not come")
             return False
         del self._buffer[: at + len(self._delimiter)]
@@ -119,9 +120,9 @@ class MultipartParser:
                 raise _malformed("it has no parts")
             self._state = _State.END
             return True
-        at = self._buffer.find(b"\r\n")
+        at = self._buffer.find(b"\r\n", 0, MAX_HEAD_BYTES)
         if at < 0:
-            if len(self._buffer) > MAX_HEAD_BYTES:
+            if len(self._buffer) >= MAX_HEAD_BYTES:
                 raise _malformed("a boundary does not end")
             return False
         if self._buffer[:at].strip(b" \t"):

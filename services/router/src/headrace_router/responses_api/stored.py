@@ -67,5 +67,5 @@ def unpack(data: bytes) -> Any:
         if not unpacker.eof:
             raise ProtocolError(f"a stored response that is cut off, or of more than {MAX_BYTES} bytes")
         return msgspec.json.decode(text)
-    except (zlib.error, msgspec.DecodeError) as error:
+    except (zlib.error, msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"undecodable stored response: {error}") from error
