@@ -59,7 +59,7 @@ def client(system: Launched) -> Iterator[httpx.Client]:
 def admin(system: Launched) -> dict[str, str]:
     command = [sys.executable, "-m", "headrace_cli", "keys", "create", "--name", "root", "--admin", "--json"]
     made = subprocess.run(
-        [*command, "--nats-url", system.nats_url()], capture_output=True, check=True, timeout=30, env=os.environ
+        [*command, "--data-dir", str(system.data_dir)], capture_output=True, check=True, timeout=30, env=os.environ
     )
     return {"Authorization": f"Bearer {json.loads(made.stdout)['key']}"}
 
