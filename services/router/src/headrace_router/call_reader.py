@@ -38,6 +38,7 @@ class Sink:
 
     def __init__(self, use: ToolUse) -> None:
         self.names = frozenset(use.names)
+        self.first_name = use.names[0] if use.names else ""
         self._is_parallel = use.is_parallel
         self._text: list[str] = []
         self._calls: dict[int, CallPiece] = {}
@@ -115,7 +116,7 @@ class _Arguments:
     def push(self, text: str) -> None:
         if text:
             if not self._sink.num_calls:
-                self._sink.begin(next(iter(self._sink.names)))
+                self._sink.begin(self._sink.first_name)
             self._sink.argue(text)
 
     def end(self) -> None:
