@@ -34,7 +34,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "min_tokens": {"max_tokens": 50},
 }
 """What a field needs beside it."""
-NUM_CALLS = 10
+NUM_CALLS = 4
 """Valid ones of each route, and as many that are not."""
 BOUNDS = {"minimum": -1, "maximum": 1, "exclusiveMinimum": -1}
 
