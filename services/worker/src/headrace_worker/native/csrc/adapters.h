@@ -42,14 +42,24 @@ class Adapters {
     void narrow(Team& team, int product, const bf16* x, std::int64_t size) {
         if (rows_.empty()) return;
         const auto own = team.share(static_cast<std::int64_t>(rows_.size()));
-        for (auto i = own.begin; i < own.end; ++i) {
+        for (auto i = own.begin; i < own.end;) {
             const auto row = rows_[static_cast<std::size_t>(i)];
+            const bool is_pair = i + 1 < own.end && slots_[rows_[static_cast<std::size_t>(i) + 1]] == slots_[row];
+            const auto next = is_pair ? rows_[static_cast<std::size_t>(i) + 1] : row;
+            i += is_pair ? 2 : 1;
             const Adapter& adapter = *adapters_[slots_[row]];
             const AdapterSite& pair = adapter.sites[product];
             if (!pair.a) continue;
-            float* inner = inner_.data() + row * stride_;
-            for (int r = 0; r < pair.parts * adapter.rank; ++r)
-                inner[r] = dot(x + row * size, pair.a + r * size, size) * adapter.scale;
+            const bf16* rows[2] = {x + row * size, x + next * size};
+            float* inner[2] = {inner_.data() + row * stride_, inner_.data() + next * stride_};
+            const int width = pair.parts * adapter.rank;
+            int r = 0;
+            for (; r + kAtOnce <= width; r += kAtOnce)
+                is_pair ? dots<2, kAtOnce>(rows, pair.a + r * size, size, adapter.scale, inner, r)
+                        : dots<1, kAtOnce>(rows, pair.a + r * size, size, adapter.scale, inner, r);
+            for (; r < width; ++r)
+                is_pair ? dots<2, 1>(rows, pair.a + r * size, size, adapter.scale, inner, r)
+                        : dots<1, 1>(rows, pair.a + r * size, size, adapter.scale, inner, r);
         }
         team.wait();
     }
@@ -62,18 +72,34 @@ class Adapters {
         if (!pair.a) return sums;
         const float* inner = inner_.data() + row * stride_ + part * adapter.rank;
         const bf16* b = pair.b + tile * adapter.rank * kLanes;
-        Floats change = {};
-        for (int r = 0; r < adapter.rank; ++r) change += load(b + r * kLanes) * inner[r];
-        return sums + change;
+        // Several chains, since each sum waits for the one before it in its chain.
+        Floats change[4] = {};
+        int r = 0;
+        for (; r + 4 <= adapter.rank; r += 4)
+            for (int k = 0; k < 4; ++k) change[k] += load(b + (r + k) * kLanes) * inner[r + k];
+        for (; r < adapter.rank; ++r) change[0] += load(b + r * kLanes) * inner[r];
+        return sums + ((change[0] + change[1]) + (change[2] + change[3]));
     }
 
   private:
     static constexpr int kMostParts = 3;
 
-    static float dot(const bf16* x, const bf16* y, std::int64_t size) {
-        Floats sums[2] = {};
-        for (std::int64_t i = 0; i < size; i += kLanes) sums[i / kLanes % 2] += load(x + i) * load(y + i);
-        return sum(sums[0] + sums[1]);
+    static constexpr int kAtOnce = 8;
+
+    // inner[row][r + k] of some rows and `Count` rows of a. Each is one chain of sums, whatever is computed beside it.
+    template <int Rows, int Count>
+    static void dots(const bf16* const* rows, const bf16* a, std::int64_t size, float scale, float* const* inner, int r) {
+        Floats sums[Rows][Count] = {};
+        for (std::int64_t i = 0; i < size; i += kLanes) {
+            Floats values[Rows];
+            for (int row = 0; row < Rows; ++row) values[row] = load(rows[row] + i);
+            for (int k = 0; k < Count; ++k) {
+                const Floats weights = load(a + k * size + i);
+                for (int row = 0; row < Rows; ++row) sums[row][k] += values[row] * weights;
+            }
+        }
+        for (int row = 0; row < Rows; ++row)
+            for (int k = 0; k < Count; ++k) inner[row][r + k] = sum(sums[row][k]) * scale;
     }
 
     const std::int32_t* slots_ = nullptr;
