@@ -25,7 +25,7 @@ import httpx
 
 from tests.e2e.launcher import Launched, launched
 
-SYSTEM = ("--sim", "--gpu", "l4", "--gpu-model", "llama-3.2-1b", "--no-autoscaler", "--require-keys")
+SYSTEM = ("--sim", "--gpu", "l4", "--gpu-model", "llama-3.2-1b", "--no-autoscaler")
 SIGNIFICANT = 0.05
 CONTROL_SHARE = 5
 """One prompt in so many is also a control."""

@@ -64,6 +64,13 @@ CASES: list[tuple[CallFormat, str, str, Calls]] = [
     ),
     (BARE, '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "\\""}}]', "", [("f", '{"a": "\\""}')]),
     (BARE, '\n{"name":"f","arguments":{}} and so on', "", [("f", "{}")]),
+    (
+        BARE,
+        '{"name":"f","arguments":{}}; {"name": "x",{"name":"g","arguments":{"b":2}}',
+        "",
+        [("f", "{}"), ("g", '{"b":2}')],
+    ),
+    (BARE, '{"name":"f","arguments":{}} noise {"name":"g","arguments":{}}', "", [("f", "{}"), ("g", "{}")]),
     (BARE, 'Hello {"name": "f", "arguments": {}}', "=", []),
     (BARE, '{"answer": {"name": "f"}}', "=", []),
     (BARE, "[1, 2, 3]", "=", []),

@@ -17,6 +17,9 @@ _BETWEEN = " \t\r\n;,[]"
 """Characters around bare calls."""
 
 
+PIECE_CHARS = 1024
+
+
 class CallPiece(NamedTuple):
     number: int
     """Of the call in the choice."""
@@ -93,7 +96,9 @@ class CallReader:
         return self._sink.num_calls
 
     def push(self, text: str, *, is_last: bool) -> Found:
-        self._reader.push(text)
+        # What was taken for a call and is none is read again: of a whole answer at a time too much would be, too often.
+        for start in range(0, len(text), PIECE_CHARS):
+            self._reader.push(text[start : start + PIECE_CHARS])
         if is_last:
             self._reader.end()
         return self._sink.take()
@@ -249,7 +254,9 @@ class _Bare:
             state, text = self._scan.push(text)
             if state is ScanState.TEXT:
                 self._reject(text)
-                return
+                if self._is_text:
+                    return
+                text = text[1:]  # a call may have begun before this was known to be none
             if state is ScanState.DONE:
                 self._scan, self._held = None, ""
 
@@ -260,9 +267,15 @@ class _Bare:
 
     def _find(self, text: str) -> str:
         """The brace with which a call begins. Returns the text from there."""
+        if self._sink.num_calls:
+            start = text.find("{")
+            if start < 0:
+                return ""
+            self._scan = _Scan(self._sink)
+            return text[start:]
         self._held += text
         rest = self._held.lstrip()
-        if not self._sink.num_calls and not rest.startswith(_MARK) and _MARK.startswith(rest):
+        if not rest.startswith(_MARK) and _MARK.startswith(rest):
             return ""
         rest = rest.removeprefix(_MARK).lstrip(_BETWEEN)
         if rest.startswith("{"):
