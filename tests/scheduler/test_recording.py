@@ -43,7 +43,7 @@ def same(left: Any, right: Any, seen: set[tuple[int, int]] | None = None) -> boo
 
 
 QUERIES = {"schedule", "room", "num_waiting", "oldest_wait_s", "ack_subjects", "gauges", "check_integrity", "request"}
-QUERIES |= {"accepts", "can_hand_over", "has_worker", "observer"}
+QUERIES |= {"accepts", "adapters_of", "can_hand_over", "has_worker", "is_overdue", "observer"}
 
 
 class Recorded:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace_router.rate_limits import AccountRecord
@@ -101,6 +101,7 @@ PLAIN: st.SearchStrategy[Any] = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(PLAIN, st.sampled_from(KINDS))
 def test_random_structures_are_refused(value: Any, kind: type[Any]) -> None:
+    assume(kind is not AccountRecord or not isinstance(value, dict))  # all of its fields may be missing
     with pytest.raises(ProtocolError):
         decode(msgpack.packb(value), kind)
 
