@@ -1,6 +1,6 @@
 """Load tools, with the options that their manuals show, and what their reports say.
 
-Every one of them asks for 64 tokens in and 32 out, with more requests at a time than the worker takes, so that most of
+Every one of them asks for 64 tokens in and 16 out, with more requests at a time than the worker takes, so that most of
 them wait in the queue for a while, and measures the time to the first token from the events of the stream.
 """
 
@@ -13,11 +13,11 @@ import yaml
 
 from benchmarks.conformance.target import Finding, Target, ToolFailed, binary, run, version_of
 
-NUM_REQUESTS = 40
-NUM_AT_ONCE = 10
+NUM_REQUESTS = 20
+NUM_AT_ONCE = 5
 NUM_PLACES = 2
 NUM_PROMPT = 64
-NUM_NEW = 32
+NUM_NEW = 16
 
 PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 

@@ -118,10 +118,11 @@ def check_scored(logprobs: Any, text: str, num_generated: int) -> None:
 
 
 async def test_echo_with_logprobs_scores_the_prompt() -> None:
+    """And the end token: evaluation tools leave out the last entry, as that of the one token they let be generated."""
     async with running_router(scored) as router:
         answer = await post(router, TEXT, echo=True, logprobs=2)
         [choice] = answer["choices"]
-        check_scored(choice["logprobs"], choice["text"], 2)
+        check_scored(choice["logprobs"], choice["text"], 3)
         assert router.worker.requests[0].sampling.num_prompt_logprobs == 2
         told = await chunks(router, TEXT, echo=True, logprobs=2)
         joined = {
@@ -133,7 +134,7 @@ async def test_echo_with_logprobs_scores_the_prompt() -> None:
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
         both = await post(router, TEXT, echo=True, logprobs=2, n=2)
         for each in both["choices"]:
-            check_scored(each["logprobs"], each["text"], 2)
+            check_scored(each["logprobs"], each["text"], 3)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -194,7 +195,7 @@ async def test_of_a_new_attempt_only_what_was_not_told_counts() -> None:
 
     async with running_router(moved) as router:
         [choice] = (await post(router, TEXT, echo=True, logprobs=2))["choices"]
-        check_scored(choice["logprobs"], choice["text"], 2)
+        check_scored(choice["logprobs"], choice["text"], 3)
 
 
 def _fields(frame: TokenFrame) -> dict[str, Any]:
@@ -211,7 +212,7 @@ async def test_lost_scores_are_found_in_the_log() -> None:
 
     async with running_router(lossy) as router:
         [choice] = (await post(router, TEXT, echo=True, logprobs=2))["choices"]
-        check_scored(choice["logprobs"], choice["text"], 2)
+        check_scored(choice["logprobs"], choice["text"], 3)
 
 
 async def test_a_resumed_stream_does_not_echo_again() -> None:
@@ -250,7 +251,7 @@ async def test_a_leading_token_that_is_no_text_has_no_characters() -> None:
         [choice] = (await post(router, TEXT, echo=True, logprobs=0))["choices"]
         offsets = choice["logprobs"]["text_offset"]
         assert choice["text"] == WORDS + "ab" and offsets[:2] == [0, 0]
-        assert offsets[-2:] == [len(WORDS), len(WORDS) + 1]
+        assert offsets[-3:] == [len(WORDS), len(WORDS) + 1, len(WORDS) + 2]
 
 
 async def test_a_prompt_is_cut_to_its_last_tokens_only_where_its_client_wants_it() -> None:

@@ -147,4 +147,6 @@ def new_choice(form: AnswerForm, stop: StopParams, model: ServedModel) -> Choice
         eos_token_ids=model.card.eos_token_ids,
         keeps_ids=form.returns_ids,
         is_empty=form.is_empty,
+        # Who scores a prompt leaves out the last entry, which is to be that of the one token behind it.
+        scores_end=form.echo_logprobs is not None,
     )

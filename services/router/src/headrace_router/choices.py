@@ -78,9 +78,10 @@ class ChoiceText:
         eos_token_ids: Iterable[int] = (),
         keeps_ids: bool = False,
         is_empty: bool = False,
+        scores_end: bool = False,
     ) -> None:
         """`keeps_ids`: deltas have the tokens. `is_empty`: none was asked for, and the one that comes counts for
-        nothing."""
+        nothing. `scores_end`: a stop token has its log-probability told, though it is not shown."""
         self._detokenizer = Detokenizer(vocabulary, skip_special=skip_special)
         self._stops = StopStrings(stops, include=include_stop)
         self._include_stop = include_stop
@@ -88,6 +89,7 @@ class ChoiceText:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._keeps_ids = keeps_ids
         self._is_empty = is_empty
+        self._scores_end = scores_end
         self._ids: list[int] = []
         self._num_chars = 0
         self._num_shown = 0
@@ -111,6 +113,9 @@ class ChoiceText:
             if i == last and frame.finish is FinishReason.STOP:
                 stop_reason = None if token in self._eos_token_ids else token
                 if not self._include_stop:
+                    if frame.logprobs and self._scores_end:
+                        end = TokenText(token, self._num_chars, frame.logprobs[i])
+                        self._waiting.append((end, self._num_chars))
                     break
             start = self._num_chars
             text = self._detokenizer.push(token)
