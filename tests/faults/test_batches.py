@@ -24,7 +24,7 @@ NUM_LINES = 60
 NUM_TOKENS = 24
 PATIENCE_S = 120.0
 """On a machine that others use as well."""
-SHAPE = shape(0.03, router={"batch_concurrency": 8})
+SHAPE = shape(0.03, workers=1, router={"batch_concurrency": 8})
 
 
 def text_of(batch: str, number: int) -> str:
