@@ -7,7 +7,7 @@ import msgspec
 
 from headrace_router.call_record import AnswerForm, CallRecord, Dialect
 from headrace_router.responses_api.keeping import BackgroundKeeper
-from headrace_router.responses_api.response_object import About
+from headrace_router.responses_api.response_object import About, facts_of
 from headrace_router.responses_api.store import ResponseStore
 from headrace_router.responses_api.stored import StoredResponse, pack
 from headrace_shared.codec import encode
@@ -161,3 +161,9 @@ async def test_what_was_deleted_does_not_come_back() -> None:
     await keeper.answered(completed(keeper))
     await until(lambda: not keeping.unfinished)
     assert await keeping.store.find(REQUEST_ID) is None
+
+
+def test_a_response_names_the_adapter_that_it_was_asked_of() -> None:
+    (request,) = record().requests
+    assert facts_of(request, 5).model == "m"
+    assert facts_of(msgspec.structs.replace(request, adapter="sql"), 5).model == "sql"

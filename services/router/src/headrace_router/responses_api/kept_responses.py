@@ -130,7 +130,7 @@ class KeptResponses:
         if response["output"] and not stored.answer:
             raise InvalidRequest("The events are not kept any more; the response is.", code="answer_expired")
         (request,) = record.requests
-        model = self._models.get(request.model)
+        model = self._models.asked_by(request)
         ended_at = response["completed_at"] or record.created
         writer = response_writer(request, record.form, record.created, model, starting_after, lambda: ended_at)
         reply = Reply(

@@ -91,7 +91,7 @@ def facts_of(request: Request, created: int) -> Facts:
     return Facts(
         response_id=PREFIX + request.request_id,
         created=created,
-        model=request.model,
+        model=request.adapter or request.model,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         presence_penalty=sampling.presence_penalty,
