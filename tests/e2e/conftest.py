@@ -27,7 +27,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """Two routers, a scheduler and a worker whose engine answers as its prompts say (`tests.scripted_text`), context
     4096, 256 blocks of 16. The routers listen for other machines too."""
     environment = {"HEADRACE_ENGINE_MODULE": "tests.scripted_text", "SCRIPTED_STEP_S": "0.002"}
-    environment |= {"HEADRACE_NUM_BLOCKS": "256", "HEADRACE_STALL_TIMEOUT_S": "10"}
+    environment |= {"HEADRACE_NUM_BLOCKS": "256", "HEADRACE_STALL_TIMEOUT_S": "10", "HEADRACE_LOG_LEVEL": "debug"}
     arguments = ["--routers", "2", "--model", "smollm2-135m", "--no-autoscaler", "--host", "0.0.0.0", "--open-to-all"]
     with launched(tmp_path_factory.mktemp("scripted"), *arguments, environment=environment) as launched_system:
         yield launched_system

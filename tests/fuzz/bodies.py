@@ -10,7 +10,7 @@ from headrace_router.batches.lines import BadLine, parse_line
 from headrace_router.files.multipart import MultipartParser, PartBegin, PartData
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
-from headrace_router.requests import encode_chat, encode_prompts
+from headrace_router.requests import chat_message, check_chat_length, encode_chat, encode_prompts
 from headrace_router.schemas import ChatBody, CompletionBody
 from headrace_router.tokenization import TextEncoder
 from headrace_router.validation import validate_chat, validate_completion
@@ -18,6 +18,7 @@ from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import SamplingParams
 from tests.fuzz.fuzzing import Target
 from tests.fuzz.mutation import mutate_bytes, mutate_json
+from tests.router.local_chat import local_encoder, rendered
 from tests.router.support import make_card
 
 COMMON: dict[str, Any] = {
@@ -157,12 +158,13 @@ def _dumped(bodies: tuple[dict[str, Any], ...]) -> list[bytes]:
 
 def _chat() -> Callable[[bytes], None]:
     card = make_card(context=4096)
-    model = ServedModel(card, TextEncoder(card))
+    model = ServedModel(card, local_encoder(card))
 
     def run(data: bytes) -> None:
         chat, params = validate_chat(parse_body(ChatBody, data), card, 1)
         _check(params.sampling)
-        encode_chat(model, chat, params)
+        check_chat_length(model, chat, params.max_tokens)
+        encode_chat(model, chat, rendered(model.encoder, chat_message(model, chat)), params)
 
     return run
 

@@ -5,7 +5,6 @@ import contextlib
 import json
 import re
 import socket
-import threading
 import time
 
 import openai
@@ -51,10 +50,10 @@ async def test_the_door_opens_when_the_cards_that_are_there_have_been_read() -> 
     """A router that is started again would otherwise tell its first callers that there is no model."""
     bus = MemoryBus()
     await store_card(bus, make_card())
-    is_built = threading.Event()
+    is_built = asyncio.Event()
 
-    def build_slowly(card: ModelCard) -> TextEncoder:
-        is_built.wait(10.0)
+    async def build_slowly(card: ModelCard) -> TextEncoder:
+        await is_built.wait()
         return TextEncoder(card)
 
     models = Models(time.monotonic, Capacities())
@@ -70,14 +69,14 @@ async def test_the_door_opens_when_the_cards_that_are_there_have_been_read() -> 
 
 async def test_without_any_card_the_door_opens_at_once() -> None:
     models = Models(time.monotonic, Capacities())
-    following = asyncio.create_task(models.follow(MemoryBus()))
+    following = asyncio.create_task(models.follow(MemoryBus(), _never_built))
     async with asyncio.timeout(5.0):
         await models.first_read(60.0)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 
 
-def _never_built(card: ModelCard) -> TextEncoder:
+async def _never_built(card: ModelCard) -> TextEncoder:
     raise ProtocolError("the tokenizer cannot be read")
 
 

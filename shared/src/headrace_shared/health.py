@@ -9,6 +9,7 @@ from headrace_shared.tasks import end
 from headrace_shared.telemetry import METRICS_CONTENT_TYPE
 
 MAX_CONNECTIONS = 32
+"""With more of them the oldest is cut: whoever holds connections open keeps no probe out."""
 _TIMEOUT_S = 5.0
 _MAX_HEAD_BYTES = 8192
 
@@ -33,7 +34,8 @@ class HealthServer:
         self._not_ready = not_ready
         self._render_metrics = render_metrics
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}
+        """Oldest first."""
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port (useful for port 0). Raises OSError if it is taken."""
@@ -51,19 +53,27 @@ class HealthServer:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            writer.close()
-            return
+            oldest = next((task for task in self._connections if not task.cancelling()), None)
+            if oldest is None:
+                writer.close()
+                return
+            oldest.cancel()
         task = asyncio.create_task(self._serve(reader, writer), name="probe")
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections[task] = None
+        task.add_done_callback(lambda done: self._connections.pop(done, None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                except asyncio.LimitOverrunError:
+                    reply = HealthReply(431, "text/plain; charset=utf-8", b"the request's head is too large\n")
+                    writer.write(_bytes_of(reply))
+                else:
+                    writer.write(self._answer(head))
                 await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass  # a broken or idle client; there is nobody to tell
         finally:
             writer.close()
@@ -81,9 +91,13 @@ class HealthServer:
             reply = HealthReply(200, METRICS_CONTENT_TYPE, self._render_metrics())
         else:
             reply = HealthReply(404, "text/plain; charset=utf-8", b"try /live, /health or /metrics\n")
-        phrase = HTTPStatus(reply.status).phrase
-        lines = (
-            f"HTTP/1.1 {reply.status} {phrase}\r\nContent-Type: {reply.content_type}\r\n"
-            f"Content-Length: {len(reply.body)}\r\nConnection: close\r\n\r\n"
-        )
-        return lines.encode() + (b"" if method == b"HEAD" else reply.body)
+        return _bytes_of(reply, is_head=method == b"HEAD")
+
+
+def _bytes_of(reply: HealthReply, *, is_head: bool = False) -> bytes:
+    phrase = HTTPStatus(reply.status).phrase
+    lines = (
+        f"HTTP/1.1 {reply.status} {phrase}\r\nContent-Type: {reply.content_type}\r\n"
+        f"Content-Length: {len(reply.body)}\r\nConnection: close\r\n\r\n"
+    )
+    return lines.encode() + (b"" if is_head else reply.body)

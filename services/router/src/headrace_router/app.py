@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from headrace_router.authentication import Authentication
 from headrace_router.bodies import ClientGone
+from headrace_router.browser_guard import BrowserGuard
 from headrace_router.dashboard.pages import make_dashboard_router
 from headrace_router.http_errors import error_response
 from headrace_router.http_observer import HttpObserver
@@ -29,6 +30,7 @@ def make_app(parts: Parts) -> FastAPI:
     if parts.dashboard is not None:
         app.include_router(make_dashboard_router(parts.dashboard))
     app.add_middleware(Authentication, door=parts.door, refused=parts.metrics.refused)
+    app.add_middleware(BrowserGuard, guard=parts.guard, refused=parts.metrics.refused)
     # The outermost: it sees refusals too.
     tracing = parts.traces.tracing if parts.traces is not None else None
     app.add_middleware(HttpObserver, metrics=parts.metrics, tracing=tracing)

@@ -1,7 +1,7 @@
 """The door: nothing behind it is reached without saying who asks, except what is named here.
 
-An ASGI middleware, so that it decides by the raw path before any routing: there is no alias, encoding or unknown path
-that leads around it. It also writes the caller's limits into every response.
+An ASGI middleware, so that it decides by the path as it came, before any routing: there is no alias, encoding or
+unknown path that leads around it. It also writes the caller's limits into every response.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Authentication:
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_open(scope["path"]):
+        if scope["type"] != "http" or self._is_open(scope):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -65,8 +65,11 @@ class Authentication:
 
         await self._app(scope, receive, send_with_limits)
 
-    def _is_open(self, path: str) -> bool:
-        return path in self._open or (self._door.has_pages and path.startswith(PAGE_FILES))
+    def _is_open(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        if scope.get("raw_path", path.encode()) != path.encode():
+            return False  # nobody needs to write these paths in another way
+        return path in self._open or (self._door.has_pages and path.startswith(PAGE_FILES) and ".." not in path)
 
 
 def identity_of(scope: Scope) -> Identity:

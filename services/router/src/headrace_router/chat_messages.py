@@ -1,9 +1,9 @@
 """The messages of a chat as templates take them. Pure."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace_router.parsing import parse_inner_json
 from headrace_router.schemas import ChatMessage
 from headrace_shared.errors import InvalidRequest
 
@@ -57,9 +57,5 @@ def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"'{where}.function.name' is required.", param=f"{where}.function.name")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            param = f"{where}.function.arguments"
-            raise InvalidRequest(f"'{param}' is no valid JSON.", param=param) from None
+        arguments = parse_inner_json(arguments, f"{where}.function.arguments")
     return {**call, "function": {**function, "arguments": arguments}}

@@ -4,7 +4,7 @@ Cards outlive workers, so a model that is scaled to zero is still known: request
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import structlog
@@ -20,6 +20,9 @@ from headrace_shared.messages import Hello, ModelCard, Request
 from headrace_shared.model_cards import watch_cards
 from headrace_shared.subjects import ADAPTERS, ALL_HELLOS
 from headrace_shared.telemetry import WANTED_OF, of_model
+
+Build = Callable[[ModelCard], Awaitable[TextEncoder]]
+"""Raises ProtocolError if the card cannot be used. Reading a tokenizer takes up to seconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -146,7 +149,7 @@ class Models:
         numbers = {**dict.fromkeys(self._missed_at, 1), **self._wanted}
         return {of_model(WANTED_OF, name): float(number) for name, number in numbers.items()}
 
-    async def follow(self, bus: Bus, build: Callable[[ModelCard], TextEncoder] = TextEncoder) -> None:
+    async def follow(self, bus: Bus, build: Build) -> None:
         """Keeps up with cards and workers until cancelled."""
         hellos = await bus.subscribe(ALL_HELLOS, self._on_hello)
         try:
@@ -185,13 +188,12 @@ class Models:
         self._is_current = True
         self._has_new.set()
 
-    async def _build_new(self, build: Callable[[ModelCard], TextEncoder]) -> None:
+    async def _build_new(self, build: Build) -> None:
         while self._new_cards:
             name = next(iter(self._new_cards))
             card = self._new_cards.pop(name)
             try:
-                # Reading a tokenizer takes up to seconds.
-                encoder = await asyncio.to_thread(build, card)
+                encoder = await build(card)
             except ProtocolError as error:
                 log.error("model cannot be served", model=name, error=str(error))
                 continue

@@ -1,37 +1,75 @@
 """Bytes of a request body to a schema, or an InvalidRequest that names the field."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from headrace_router.json_structure import check_structure
+from headrace_router.templates import RESERVED_NAMES
 from headrace_shared.errors import InvalidRequest
 
 T = TypeVar("T", bound=BaseModel)
 
-MOST_MARKS: Mapping[tuple[bytes, ...], int] = {(b"[", b"{"): 100_000, (b":",): 200_000, (b",",): 2_000_000}
-"""Marks of lists and objects, of keys, and of elements: how many a body may have."""
+MAX_INNER_DEPTH = 128
+
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _UNION_TAGS = {"str", "int", "float", "bool", "list", "dict", "none"}
 
 
 def parse_body(kind: type[T], body: bytes) -> T:
     """Raises InvalidRequest for anything that is no JSON object of this kind."""
-    _check_size(body)
+    check_structure(body)
     try:
-        return kind.model_validate_json(body)
+        parsed = kind.model_validate_json(body)
     except ValidationError as error:
         raise _explain(error) from None
+    _refuse_templates(parsed)
+    return parsed
 
 
-def _check_size(body: bytes) -> None:
-    """A body of 16 MB may hold millions of objects, which take seconds to make: nobody else is answered meanwhile.
-    Counting characters takes a millisecond a megabyte; those in texts count too, of which hardly a prompt that fits a
-    context has as many."""
-    for marks, most in MOST_MARKS.items():
-        if sum(map(body.count, marks)) > most:
-            raise InvalidRequest("The body has too many values.", code="payload_too_large")
+def parse_inner_json(text: str, param: str) -> Any:
+    """JSON in a string of a body, such as a function's arguments. Raises InvalidRequest."""
+    check_structure(text.encode(errors="replace"))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"'{param}' is no valid JSON.", param=param, code="invalid_json") from None
+    if _is_deeper(value, MAX_INNER_DEPTH):
+        raise InvalidRequest(f"'{param}' is nested too deeply.", param=param, code="invalid_json")
+    return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    inner: list[Any] = [value]
+    for _ in range(depth + 1):
+        inner = [
+            item
+            for outer in inner
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not inner:
+            return False
+    return True
+
+
+def _refuse_templates(body: BaseModel) -> None:
+    """A template is a program, and only the model's own is run: on no endpoint may a client bring one."""
+    given = (body.model_extra or {}) | {name: getattr(body, name) for name in type(body).model_fields}
+    if given.get("chat_template") is not None:
+        raise InvalidRequest(
+            "'chat_template' is not supported: the model's own is used.",
+            param="chat_template",
+            code="unsupported_parameter",
+        )
+    variables = given.get("chat_template_kwargs")
+    for name in variables if isinstance(variables, dict) else ():
+        if name in RESERVED_NAMES or name.startswith("_"):
+            param = "chat_template_kwargs"
+            raise InvalidRequest(f"'{param}' may not set '{name[:64]}'.", param=param)
 
 
 def parse_fields(kind: type[T], fields: Mapping[str, Any]) -> T:

@@ -1,6 +1,5 @@
 """A body to a valid, tokenized call."""
 
-from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -13,16 +12,27 @@ from headrace_router.grammar_checks import GrammarChecks
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
 from headrace_router.prompt_size import PromptSize, size_of
-from headrace_router.requests import EncodedPrompt, encode_bad_words, encode_chat, encode_prompts
+from headrace_router.requests import (
+    EncodedPrompt,
+    chat_message,
+    check_chat_length,
+    encode_bad_words,
+    encode_chat,
+    encode_prompts,
+)
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
+from headrace_router.template_pool import TemplatePool
 from headrace_router.tokenization import PromptPool
 from headrace_router.unsupported import unknown_fields
+from headrace_router.valid_chat import ValidChat
 from headrace_router.validation import ValidParams, validate_chat, validate_completion
 
 log = structlog.get_logger(__name__)
 
 MAX_UNKNOWN_FIELDS = 1000
 """Names of unknown fields that are remembered, so that each is logged once."""
+MAX_INLINE_BYTES = 32 * 1024
+"""Larger bodies are prepared for their template in a thread: that takes longer than going there."""
 
 
 class Endpoint(Enum):
@@ -60,8 +70,9 @@ class Prepared(NamedTuple):
 
 
 class Preparer:
-    def __init__(self, pool: PromptPool, grammars: GrammarChecks) -> None:
+    def __init__(self, pool: PromptPool, templates: TemplatePool, grammars: GrammarChecks) -> None:
         self._pool = pool
+        self._templates = templates
         self._grammars = grammars
         self._unknown_fields: set[str] = set()
 
@@ -76,30 +87,21 @@ class Preparer:
 
     async def prepare(self, parsed: Parsed, model: ServedModel, random_seed: int, owner: str) -> Prepared:
         """`random_seed` is used if the client gives none. `owner`: whoever calls. Raises RequestError."""
-        encode: Callable[[], list[EncodedPrompt]]
         body = parsed.body
         if isinstance(body, ChatBody):
             chat, params = validate_chat(body, model.card, random_seed)
-
-            def encode() -> list[EncodedPrompt]:
-                return encode_chat(model, chat, params)
+            encoded = await self._encode_chat(model, chat, params, is_large=len(parsed.data) > MAX_INLINE_BYTES)
         elif parsed.wording.dialect is Dialect.EMBEDDINGS:
             inputs, params = validate_embedding(body, model.card)
-
-            def encode() -> list[EncodedPrompt]:
-                return encode_inputs(model, inputs, params)
+            encoded = await self._pool.run(lambda: encode_inputs(model, inputs, params))
         else:
             prompts, params = validate_completion(body, model.card, random_seed)
-
-            def encode() -> list[EncodedPrompt]:
-                return encode_prompts(model, prompts, params)
-
+            encoded = await self._pool.run(lambda: encode_prompts(model, prompts, params))
         self._note_unknown(body)
         form = form_of(params, parsed.wording, is_chat=isinstance(body, ChatBody))
         if params.bad_words:
             words = await self._pool.run(lambda: encode_bad_words(model, params))
             params = params._replace(sampling=msgspec.structs.replace(params.sampling, bad_words=words))
-        encoded = await self._pool.run(encode)
         if params.echo:
             form = msgspec.structs.replace(form, echoes=tuple(prompt.text for prompt in encoded))
         if params.form is not None:
@@ -112,8 +114,21 @@ class Preparer:
         prepared = await self.prepare(Parsed(Endpoint.CHAT, body, data), model, 0, owner)
         return sum(len(prompt.ids) // 4 for prompt in prepared.encoded)
 
+    async def render(self, model: ServedModel, chat: ValidChat, *, is_large: bool = True) -> bytes:
+        """As the model's template has it (`ChatEncoder.ids`). Raises InvalidRequest, or Overloaded."""
+        message = await self._pool.run(lambda: chat_message(model, chat)) if is_large else chat_message(model, chat)
+        encoder = model.encoder.chat
+        return await self._templates.render(encoder.spec, encoder.places, message)
+
+    async def _encode_chat(
+        self, model: ServedModel, chat: ValidChat, params: ValidParams, *, is_large: bool
+    ) -> list[EncodedPrompt]:
+        check_chat_length(model, chat, params.max_tokens, shortens=params.truncate_to is not None)
+        text = await self.render(model, chat, is_large=is_large)
+        return await self._pool.run(lambda: encode_chat(model, chat, text, params))
+
     def _note_unknown(self, body: GenerationBody) -> None:
         for name in unknown_fields(body.model_extra or {}):
             if name not in self._unknown_fields and len(self._unknown_fields) < MAX_UNKNOWN_FIELDS:
                 self._unknown_fields.add(name)
-                log.warning("unknown request field", field=name[:64])
+                log.warning("unknown request field", field=ascii(name[:64])[1:-1])  # no lines of its own

@@ -17,7 +17,7 @@ from headrace_router.preparation import Endpoint, Preparer
 from headrace_router.rendering import rendered
 from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from headrace_router.tokenization import PromptPool
-from headrace_router.tokenizing import check_ids_known, tokens_of
+from headrace_router.tokenizing import chat_to_tokenize, check_ids_known, text_tokens, tokens_of_chat
 
 
 class PromptParts(Protocol):
@@ -69,7 +69,12 @@ def make_prompt_router(parts: PromptParts) -> APIRouter:
         body = parse_body(TokenizeBody, await read(request))
         identity_of(request.scope).check_model(body.model)
         model = parts.models.get(body.model)
-        ids = await parts.pool.run(tokens_of(body, model))
+        chat = chat_to_tokenize(body, model)
+        if chat is None:
+            ids = await parts.pool.run(text_tokens(body, model))
+        else:
+            text = await parts.preparer.render(model, chat)
+            ids = await parts.pool.run(lambda: tokens_of_chat(body, model, text))
         answer = {"count": len(ids), "max_model_len": model.card.context, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = model.encoder.names_of(ids)

@@ -1,5 +1,4 @@
-"""A valid call to the requests that go into the queue. The CPU-heavy part, rendering and tokenizing, is `encode_*`,
-for a thread."""
+"""A valid call to the requests that go into the queue. The CPU-heavy part, tokenizing, is `encode_*`, for a thread."""
 
 import hashlib
 import json
@@ -13,6 +12,7 @@ from headrace_router.identity import Identity
 from headrace_router.logprobs_wanted import check_scores
 from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
+from headrace_router.templates import MAX_MARK_CHARS
 from headrace_router.token_rules import check_some_left
 from headrace_router.valid_chat import ValidChat
 from headrace_router.validation import ValidParams, context_exceeded, fit
@@ -34,18 +34,23 @@ MAX_SHORTENED = 16
 """A prompt that is cut to what fits may be so many times as long."""
 
 
-def encode_chat(model: ServedModel, chat: ValidChat, params: ValidParams) -> list[EncodedPrompt]:
-    """Raises InvalidRequest."""
-    check_chat_length(model, chat, params.max_tokens, shortens=params.truncate_to is not None)
-    ids = model.encoder.encode_chat(
+def chat_message(model: ServedModel, chat: ValidChat) -> bytes:
+    """For the process that renders it. Raises InvalidRequest."""
+    return model.encoder.chat.message(
         chat.messages,
         add_generation_prompt=chat.add_generation_prompt,
         variables=chat.template_variables,
         tools=chat.tools,
         continues=chat.continues,
+        max_chars=max_chars(model),
     )
-    text = chat.open_text if params.echo else ""
-    return [_encoded(_shortened(ids, params, model), params, model, "messages", text)]
+
+
+def encode_chat(model: ServedModel, chat: ValidChat, text: bytes, params: ValidParams) -> list[EncodedPrompt]:
+    """`text`: as rendered. Raises InvalidRequest."""
+    ids = model.encoder.chat.ids(text)
+    echoed = chat.open_text if params.echo else ""
+    return [_encoded(_shortened(ids, params, model), params, model, "messages", echoed)]
 
 
 def encode_prompts(
@@ -181,3 +186,8 @@ def check_length(
     fewest = model.encoder.fewest_tokens(num_chars)
     if fewest > model.card.context * (MAX_SHORTENED if shortens else 1):
         raise context_exceeded(model.card.context, f"at least {fewest}", fewest, max_tokens, param)
+
+
+def max_chars(model: ServedModel) -> int:
+    """No chat that fits into the context, or is cut to fit, is longer when it is rendered."""
+    return MAX_SHORTENED * model.card.context * (MAX_MARK_CHARS + model.encoder.max_chars_per_token)

@@ -25,6 +25,7 @@ from headrace_router.answer_schemas import (
 )
 from headrace_router.authentication import Door, identity_of
 from headrace_router.bodies import read_json_body
+from headrace_router.browser_guard import Guard
 from headrace_router.call import Call
 from headrace_router.call_options import HEADERS, IDEMPOTENCY_KEY, LANE, LAST_EVENT_ID, TIMEOUT
 from headrace_router.call_response import Answer, CallResponse, ClientLimits
@@ -63,6 +64,7 @@ class Parts(NamedTuple):
     responses: ResponsesParts
     messages: MessagesService
     adapters: AdapterAdmin
+    guard: Guard
     dashboard: Dashboard | None = None
     """None: switched off."""
     traces: CallTraces | None = None

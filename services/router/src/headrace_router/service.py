@@ -15,7 +15,8 @@ from headrace_router.authentication import Door
 from headrace_router.batches.assembly import open_storage
 from headrace_router.batches.endpoints import batch_endpoints
 from headrace_router.batches.runner import BatchRunner
-from headrace_router.bodies import BodyLimits
+from headrace_router.bodies import BodyLimits, ByteBudget
+from headrace_router.browser_guard import Guard, Origins
 from headrace_router.call_response import ClientLimits
 from headrace_router.call_status import CallStatus
 from headrace_router.call_store import CallStore
@@ -23,10 +24,12 @@ from headrace_router.call_trace import CallTraces
 from headrace_router.calls import Caller
 from headrace_router.cancellation import Canceller
 from headrace_router.capacities import Capacities
+from headrace_router.connection_counts import ConnectionCounts
 from headrace_router.dashboard.assembly import start_dashboard
 from headrace_router.gate import Gate, GateSettings, RefusalStatuses
 from headrace_router.generation import Limits
 from headrace_router.grammar_checks import GrammarChecks
+from headrace_router.host_names import HostNames
 from headrace_router.inflight import InFlightTable
 from headrace_router.key_table import KeyTable
 from headrace_router.messages_api.service import MessagesService
@@ -44,9 +47,10 @@ from headrace_router.routes import Parts
 from headrace_router.runner import CallSettings, Runner
 from headrace_router.settings import RouterSettings
 from headrace_router.streams import StreamKeeper
-from headrace_router.tokenization import PromptPool
+from headrace_router.template_pool import TemplatePool
+from headrace_router.tokenization import PromptPool, load_encoder
 from headrace_router.unattended import Unattended
-from headrace_router.web_server import WebServer, listen, make_server
+from headrace_router.web_server import WebServer, listen, make_server, room_for_connections
 from headrace_shared.bus import Bus
 from headrace_shared.errors import Overloaded
 from headrace_shared.messages import RouterId
@@ -59,6 +63,8 @@ log = structlog.get_logger(__name__)
 
 FIRST_READ_S = 5.0
 """The most that the door stays shut at the start for cards to be read."""
+BODIES_AT_ONCE = 16
+"""So many of the largest bodies, or more smaller ones, may be coming at a time."""
 CUT_S = 2.0
 """Before the end of the drain time, what is still running is told that it ends."""
 
@@ -78,6 +84,7 @@ class RouterService:
     async def serve(self, service: Service, bus: Bus, listener: socket.socket) -> None:
         """Serves on `listener` until the service drains and the answers are finished."""
         settings = self._settings
+        guard = _guard(settings)
         smaller = parse_overflow(settings.overflow)
         queue = requests_stream(settings.queue_max_messages, settings.queue_max_bytes)
         streams = StreamKeeper(bus, (queue, TOKENS, CANCELS))
@@ -96,6 +103,8 @@ class RouterService:
         accounts = Accounts(bus, router, presence, keys.has)
         await accounts.open()
         grammars = GrammarChecks()
+        templates = TemplatePool()
+        templates.warm_up()
         pool = PromptPool(settings.tokenizer_threads, settings.max_waiting_prompts)
         capacities, promises = Capacities(), Promises()
         models = Models(time.monotonic, capacities)
@@ -116,7 +125,7 @@ class RouterService:
             tracker=watch,
             settings=call_settings,
         )
-        preparer = Preparer(pool, grammars)
+        preparer = Preparer(pool, templates, grammars)
         caller = Caller(
             bus=bus,
             router=router,
@@ -152,7 +161,8 @@ class RouterService:
             spilled = queue_metrics.overflow_gauges(smaller.values())
             return {NUM_IN_FLIGHT: float(len(table)), **own, **watch.gauges(), **models.wanted(), **spilled}
 
-        body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
+        budget = ByteBudget(BODIES_AT_ONCE * settings.max_body_bytes)
+        body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s, budget)
         limits = ClientLimits(body_limits, settings.send_timeout_s)
         dashboard = start_dashboard(service, bus, models, metrics.journal) if settings.dashboard else None
         door = Door(keys, settings.open_metrics, accounts.headers, has_pages=dashboard is not None)
@@ -173,16 +183,16 @@ class RouterService:
                 responses.parts,
                 messages,
                 admin,
+                guard,
                 dashboard,
                 traces,
                 storage.routers,
             )
         )
-        server = make_server(
-            app, max_connections=settings.max_connections, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0)
-        )
+        counts = ConnectionCounts(room_for_connections(settings.max_connections), settings.max_connections_per_address)
+        server = make_server(app, counts, metrics.refused, drain_timeout_s=max(1.0, settings.drain_timeout_s - 1.0))
         service.spawn(streams.run(), "streams")
-        service.spawn(models.follow(bus), "models")
+        service.spawn(models.follow(bus, lambda card: load_encoder(card, templates.learn)), "models")
         service.spawn(watch.run(), "queue-watch")
         service.spawn(accounts.run(), "accounts")
         service.spawn(attachments.run(), "attachments")
@@ -211,6 +221,7 @@ class RouterService:
             await table.close()
             await accounts.close()
             pool.close()
+            await templates.close()
             await grammars.close()
 
     async def _until_done(
@@ -237,6 +248,13 @@ async def _leave_batches(service: Service, runner: BatchRunner) -> None:
     """At once: others can go on with them while the clients here still get their answers."""
     await service.draining.wait()
     await runner.close()
+
+
+def _guard(settings: RouterSettings) -> Guard:
+    """Raises ConfigError."""
+    has_keys = settings.require_keys
+    hosts = HostNames(settings.allowed_hosts, listens_on=settings.host, has_keys=has_keys)
+    return Guard(hosts, Origins(settings.cors_origins, has_keys=has_keys))
 
 
 def _call_settings(settings: RouterSettings) -> CallSettings:

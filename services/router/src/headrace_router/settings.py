@@ -58,6 +58,14 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     """It ends when the first token is expected before this."""
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
     """Most open client connections."""
+    max_connections_per_address: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    """Most open connections from one address (IPv6: from its /64). Lower it where clients connect directly, and not
+    through a proxy."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which clients reach this router, besides addresses, localhost and names that public DNS cannot hold;
+    *.example.com: all below it; *: any. Unless set: any, where keys are required and host is no loopback address."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins (https://app.example.com) whose web pages may call this router from a browser; *: any."""
     stream_buffer: Annotated[int, Meta(ge=16, le=1_000_000)] = 4096
     """Most events kept for a client that reads slowly."""
     require_keys: bool = False

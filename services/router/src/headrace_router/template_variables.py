@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace_router.call_limits import EFFORTS
-from headrace_router.chat_template import RESERVED_NAMES
 from headrace_shared.errors import InvalidRequest
 
 
@@ -17,8 +16,4 @@ def template_variables(given: Mapping[str, Any] | None, effort: str | None) -> d
             raise InvalidRequest(f"'reasoning_effort' must be one of {', '.join(EFFORTS)}.", param="reasoning_effort")
         thinks = effort != "none"
         variables = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
-    for name in given or {}:
-        if name in RESERVED_NAMES or name.startswith("_"):
-            param = "chat_template_kwargs"
-            raise InvalidRequest(f"'{param}' may not set '{name[:64]}'.", param=param)
     return variables | dict(given or {})

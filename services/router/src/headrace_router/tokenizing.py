@@ -7,36 +7,31 @@ from headrace_router.requests import check_chat_length, check_length
 from headrace_router.schemas import DetokenizeBody, TokenizeBody
 from headrace_router.token_rules import check_ids
 from headrace_router.tools import described
-from headrace_router.valid_chat import chat_of
+from headrace_router.valid_chat import ValidChat, chat_of
 from headrace_shared.errors import InvalidRequest
 
 CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort", "tools")
 
 
-def tokens_of(body: TokenizeBody, model: ServedModel) -> Callable[[], list[int]]:
-    """What finds the tokens. Raises InvalidRequest, naming the field."""
+def chat_to_tokenize(body: TokenizeBody, model: ServedModel) -> ValidChat | None:
+    """None: it is a text. Raises InvalidRequest, naming the field."""
     if body.messages is None:
-        return _of_text(body, model)
+        return None
     if body.prompt is not None:
         raise InvalidRequest("'messages' cannot be combined with 'prompt'.", param="messages")
     chat = chat_of(body, model.card.chat_template or "", described(body.tools))
     check_chat_length(model, chat, None)
-    special = bool(body.add_special_tokens)  # a template has its own
-    return lambda: model.encoder.encode_chat(
-        chat.messages,
-        add_generation_prompt=chat.add_generation_prompt,
-        variables=chat.template_variables,
-        tools=chat.tools,
-        continues=chat.continues,
-        add_special_tokens=special,
-    )
+    return chat
 
 
-def check_ids_known(body: DetokenizeBody, model: ServedModel) -> None:
-    check_ids("tokens", body.tokens, model.card)
+def tokens_of_chat(body: TokenizeBody, model: ServedModel, text: bytes) -> list[int]:
+    """`text`: the chat, as rendered. A template has special tokens of its own."""
+    ids = model.encoder.chat.ids(text)
+    return model.encoder.with_bos(ids) if body.add_special_tokens else ids
 
 
-def _of_text(body: TokenizeBody, model: ServedModel) -> Callable[[], list[int]]:
+def text_tokens(body: TokenizeBody, model: ServedModel) -> Callable[[], list[int]]:
+    """What finds the tokens of a text. Raises InvalidRequest, naming the field."""
     text = body.prompt
     if text is None:
         raise InvalidRequest("'prompt' is required.", param="prompt", code="missing_required_parameter")
@@ -46,3 +41,7 @@ def _of_text(body: TokenizeBody, model: ServedModel) -> Callable[[], list[int]]:
     check_length(model, len(text), None, "prompt")
     special = body.add_special_tokens is not False
     return lambda: model.encoder.encode(text, add_special_tokens=special)
+
+
+def check_ids_known(body: DetokenizeBody, model: ServedModel) -> None:
+    check_ids("tokens", body.tokens, model.card)

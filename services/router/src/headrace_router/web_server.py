@@ -1,18 +1,24 @@
 """uvicorn inside our own event loop: our signals, our socket, our shutdown."""
 
 import contextlib
+import logging
 import math
+import resource
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
 
+from headrace_router.connection_counts import ConnectionCounts
 from headrace_router.http_protocol import BoundedHttpProtocol
 from headrace_shared.errors import ConfigError
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+OWN_DESCRIPTORS = 128
+"""For what is no client's: the broker, helper processes, files."""
 
 
 class WebServer(uvicorn.Server):
@@ -24,21 +30,40 @@ class WebServer(uvicorn.Server):
         yield
 
 
-def make_server(app: FastAPI, *, max_connections: int, drain_timeout_s: float) -> WebServer:
+def make_server(
+    app: FastAPI, counts: ConnectionCounts, refused: Callable[[str], None], *, drain_timeout_s: float
+) -> WebServer:
+    """`refused` is told the code of each connection's refusal."""
+    # Counted, not logged: anybody could fill the log with them.
+    logging.getLogger("uvicorn.error").addFilter(_is_no_bad_request)
     config = uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=partial(BoundedHttpProtocol, counts, refused),  # type: ignore[arg-type]  # it is only called
         ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=max_connections,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(drain_timeout_s),
     )
     return WebServer(config)
+
+
+def _is_no_bad_request(record: logging.LogRecord) -> bool:
+    return record.msg != "Invalid HTTP request received."
+
+
+def room_for_connections(wanted: int) -> int:
+    """How many client connections there are descriptors for. Beyond that number nothing could be accepted, and no
+    connection to the broker be made either."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OWN_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - OWN_DESCRIPTORS))
 
 
 def listen(host: str, port: int, stuck_timeout_s: float) -> socket.socket:

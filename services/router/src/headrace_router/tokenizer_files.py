@@ -1,0 +1,28 @@
+"""tokenizer.json as it is used here."""
+
+import json
+from collections.abc import Container
+
+from tokenizers import Tokenizer
+
+from headrace_shared.errors import ProtocolError
+
+
+def load_tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    """Raises ProtocolError."""
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    except Exception as error:  # the library raises bare Exception
+        raise ProtocolError(f"tokenizer.json is not usable: {error}") from error
+    # A file may ask for truncation or padding; a prompt is neither cut nor filled silently.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def with_special(tokenizer_json: bytes, words: Container[str]) -> bytes:
+    """The same with these added tokens marked as special."""
+    content = json.loads(tokenizer_json)
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in words
+    return json.dumps(content, ensure_ascii=False).encode()
