@@ -147,11 +147,10 @@ class JetStream:
 
     async def _must_exist(self, name: str) -> None:
         """Raises BusUnavailable as long as it is not there: somebody is about to make it."""
-        answer = await self.api(f"STREAM.INFO.{name}")
-        if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
-            raise BusUnavailable(f"{name} is not there yet: a scheduler makes it")
-        if "error" in answer:
-            raise _error_of(answer, name)
+        try:
+            await self.must(f"STREAM.INFO.{name}")
+        except BusRefused as error:
+            raise BusUnavailable(f"{name} is not there yet: a scheduler makes it") from error
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         """Stores a message in the stream of the subject; returns its sequence."""
