@@ -15,8 +15,8 @@ def base_url(host: str, port: int) -> str:
 
 
 async def generate(client: httpx.AsyncClient, url: str, model: str) -> str | None:
-    """Has one token generated. None if it worked, or if the router answers nobody without an API key, of which there may
-    be none yet; else why not, in one line."""
+    """Has one token generated. None if it worked, or if the router answers nobody without an API key: there may be none
+    yet. Else why not, in one line."""
     body = {"model": model, "prompt": "Hello", "max_tokens": MAX_TOKENS, "temperature": 0}
     try:
         response = await client.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT_S)
