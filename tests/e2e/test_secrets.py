@@ -45,12 +45,11 @@ def test_an_api_key_is_found_nowhere(scripted: Launched) -> None:
         ):
             reply = client.get(path, headers=headers[0])
             assert secret not in reply.text and secret not in str(reply.headers), path
-    assert "listening" in scripted.log.read_text(), "the log is there"
     for pid in [scripted.process.pid, *(int(process["pid"]) for process in scripted.ps() if process["pid"])]:
         for name in ("cmdline", "environ"):
             assert secret.encode() not in Path(f"/proc/{pid}/{name}").read_bytes(), (pid, name)
     files = [file for file in scripted.data_dir.rglob("*") if file.is_file()]
-    assert len(files) > 3
+    assert any(b"listening" in file.read_bytes() for file in files), "the logs are among them"
     for file in files:
         assert secret.encode() not in file.read_bytes(), file
     headrace_keys("revoke", "canary", "--data-dir", str(scripted.data_dir))
