@@ -67,6 +67,8 @@ def aiperf(target: Target, way: str) -> Finding:
             *("--extra-inputs", "ignore_eos:true", "--use-server-token-count"),
             *("--ui", "none", "--no-gpu-telemetry", "--artifact-dir", target.folder),
         ],
+        # Told to be offline, it looks for a tokenizer in the hub's cache only; of a folder it asks no hub.
+        {"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": ""},
         folder=target.folder,
     )
     report = _read(_only(target.folder, "profile_export_aiperf.json"))
