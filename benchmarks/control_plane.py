@@ -31,7 +31,7 @@ import psutil
 from benchmarks import client
 from benchmarks.workload import Job
 from headrace_shared.broker import NatsServer
-from headrace_shared.messages import WorkerState
+from headrace_shared.fleet_messages import WorkerState
 from tests.integration.deployment import MODEL, Client, Deployment, until, until_status
 
 PROMPT_TOKENS = 32

@@ -20,7 +20,7 @@ import psutil
 from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Message
 from headrace_shared.codec import decode
-from headrace_shared.messages import CommandKind, Hello, WorkerState
+from headrace_shared.fleet_messages import CommandKind, Hello, WorkerState
 from headrace_shared.subjects import ALL_HELLOS
 from tests.integration.deployment import MODEL, Client, Deployment, Heard, ended, until
 

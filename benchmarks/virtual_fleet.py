@@ -14,9 +14,9 @@ from headrace_scheduler.queue_owners import owners, to_steal
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
 from headrace_shared.codec import pack_ids
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.messages import (
     Lane,
-    ModelCard,
     Progress,
     Request,
     RequestId,

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from headrace_shared.codec import unpack_ids
 from headrace_shared.errors import ConfigError
-from headrace_shared.messages import Admission, ModelCard, SequenceId, TokenLogprobs, TopLogprob
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import Admission, SequenceId, TokenLogprobs, TopLogprob
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_process import run
 from headrace_worker.iteration import EngineFacts, Report, SampledToken, SequenceSlice

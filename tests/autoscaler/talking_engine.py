@@ -9,7 +9,8 @@ from headrace_autoscaler.driver import DriverError, Instance, InstanceState
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError
-from headrace_shared.messages import CommandKind, Hello, Telemetry, WorkerCommand, WorkerId, WorkerState
+from headrace_shared.fleet_messages import CommandKind, Hello, Telemetry, WorkerCommand, WorkerState
+from headrace_shared.messages import WorkerId
 from headrace_shared.subjects import commands_subject, hello_subject, telemetry_subject
 from headrace_shared.tasks import end
 

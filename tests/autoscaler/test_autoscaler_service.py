@@ -19,8 +19,9 @@ from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Bus, Delivery
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import ConfigError
+from headrace_shared.fleet_messages import Telemetry, WorkerState
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import Lane, Telemetry, WorkerId, WorkerState
+from headrace_shared.messages import Lane, WorkerId
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
 from headrace_shared.subjects import ALL_TELEMETRY, Queue, hello_subject, queues_of, requests_stream

@@ -1,6 +1,7 @@
 from headrace_autoscaler.fleet import FORGET_S, Fleet
 from headrace_autoscaler.standing import SILENT_AFTER_S
-from headrace_shared.messages import Hello, Telemetry, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
+from headrace_shared.messages import WorkerId
 
 
 def hello(worker: str, model: str = "tiny", state: WorkerState = WorkerState.READY, max_sequences: int = 8) -> Hello:

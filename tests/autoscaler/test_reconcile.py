@@ -7,7 +7,8 @@ from headrace_autoscaler.failures import MAX_FAILURES, QUARANTINE_S, Failures
 from headrace_autoscaler.matching import Target
 from headrace_autoscaler.repair import HELLO_S, SILENCE_S
 from headrace_autoscaler.standing import Phase, standings
-from headrace_shared.messages import WorkerId, WorkerState
+from headrace_shared.fleet_messages import WorkerState
+from headrace_shared.messages import WorkerId
 from tests.autoscaler.virtual_engine import VirtualEngine, kinds
 
 

@@ -9,7 +9,8 @@ from headrace_autoscaler.matching import Target
 from headrace_autoscaler.reconcile import Counts, Reconciler
 from headrace_autoscaler.repair import Bounds
 from headrace_autoscaler.standing import Heard, Standing, standings
-from headrace_shared.messages import CommandKind, WorkerId, WorkerState
+from headrace_shared.fleet_messages import CommandKind, WorkerState
+from headrace_shared.messages import WorkerId
 
 LOAD_S = 20.0
 DRAIN_S = 10.0

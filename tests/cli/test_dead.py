@@ -12,8 +12,9 @@ from headrace_cli.main import run
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
 from headrace_shared.errors import BusRefused, BusUnavailable
-from headrace_shared.messages import Audience, DeadRequest, Lane, Request, RequestId
+from headrace_shared.messages import Audience, Lane, Request, RequestId
 from headrace_shared.nats_bus import NatsBus
+from headrace_shared.record_messages import DeadRequest
 from headrace_shared.subjects import DEAD, dead_subject, requests_stream
 from tests.queues import whole_lane
 from tests.shared.samples import SAMPLES

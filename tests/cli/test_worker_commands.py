@@ -11,7 +11,8 @@ from headrace_cli.main import run
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Message
-from headrace_shared.messages import CommandKind, CommandReply, WorkerCommand, WorkerId, WorkerState
+from headrace_shared.fleet_messages import CommandKind, CommandReply, WorkerCommand, WorkerState
+from headrace_shared.messages import WorkerId
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import commands_subject, replies_subject
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace_shared.messages import CommandKind, WorkerState
+from headrace_shared.fleet_messages import CommandKind, WorkerState
 from tests.integration.deployment import (
     PROMPT,
     Client,

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from headrace_shared import codec
-from headrace_shared.messages import DeadRequest, Outcome
+from headrace_shared.messages import Outcome
+from headrace_shared.record_messages import DeadRequest
 from headrace_shared.subjects import ALL_DEAD, DEAD
 from tests.e2e.api import CHAT, TEXT, ask, body_of
 from tests.faults.keeper import Keeper

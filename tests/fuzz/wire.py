@@ -23,16 +23,10 @@ from headrace_shared import model_cards
 from headrace_shared.api_keys import ApiKey
 from headrace_shared.codec import decode, encode, unpack_ids
 from headrace_shared.errors import ProtocolError
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.leases import LeaseRecord
-from headrace_shared.messages import (
-    ControlMessage,
-    FlightPart,
-    LogMessage,
-    ModelCard,
-    ReportMessage,
-    SchedulerId,
-    TokenFrame,
-)
+from headrace_shared.messages import ControlMessage, LogMessage, ReportMessage, SchedulerId, TokenFrame
+from headrace_shared.record_messages import FlightPart
 from headrace_worker.config import EngineConfig
 from headrace_worker.parallel.rendezvous import LeaderRecord, MemberRecord, NodeRecord, NodeState
 from tests.fuzz.fuzzing import MAX_INPUT_BYTES, Target

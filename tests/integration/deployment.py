@@ -18,13 +18,11 @@ import httpx
 from headrace_shared import codec
 from headrace_shared.bus import Message
 from headrace_shared.errors import BusError
+from headrace_shared.fleet_messages import CommandKind, CommandReply, Hello, Telemetry, WorkerCommand, WorkerState
 from headrace_shared.messages import (
     Cancel,
     CancelReason,
-    CommandKind,
-    CommandReply,
     FinishReason,
-    Hello,
     Lane,
     LogMessage,
     Outcome,
@@ -34,12 +32,9 @@ from headrace_shared.messages import (
     RouterId,
     SamplingParams,
     StopParams,
-    Telemetry,
     TokenFrame,
     TokenLogprobs,
-    WorkerCommand,
     WorkerId,
-    WorkerState,
 )
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import (

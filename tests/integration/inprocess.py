@@ -11,11 +11,11 @@ from headrace_scheduler.service import SchedulerService
 from headrace_scheduler.settings import SchedulerSettings
 from headrace_shared import codec
 from headrace_shared.bus import Message
+from headrace_shared.fleet_messages import Hello, WorkerState
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import (
     Cancel,
     Grant,
-    Hello,
     Lane,
     LogMessage,
     Request,
@@ -26,7 +26,6 @@ from headrace_shared.messages import (
     StopParams,
     TokenLogprobs,
     WorkerId,
-    WorkerState,
 )
 from headrace_shared.service import Service
 from headrace_shared.subjects import (

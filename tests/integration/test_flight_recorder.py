@@ -8,7 +8,8 @@ import pytest
 
 from headrace_shared.broker import NatsServer
 from headrace_shared.codec import decode, encode
-from headrace_shared.messages import RequestId, SchedulerId, Story, StoryQuery
+from headrace_shared.messages import RequestId, SchedulerId
+from headrace_shared.record_messages import Story, StoryQuery
 from headrace_shared.subjects import story_query_subject, story_subject
 from tests.integration.deployment import PROMPT, Client, Deployment, assert_complete, ended, until
 

@@ -9,7 +9,8 @@ from headrace_shared import telemetry
 from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
 from headrace_shared.errors import BusError
-from headrace_shared.messages import RouterId, RouterLoad, Telemetry, WaitingGroup
+from headrace_shared.fleet_messages import RouterLoad, Telemetry, WaitingGroup
+from headrace_shared.messages import RouterId
 from headrace_shared.subjects import loads_subject, telemetry_subject
 from tests.router.support import MODEL
 

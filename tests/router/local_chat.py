@@ -9,7 +9,7 @@ from headrace_router.template_pool import Probes, read_probes, read_text
 from headrace_router.template_process import Renderer
 from headrace_router.templates import UNKNOWN, TemplateSpec
 from headrace_router.tokenization import TextEncoder, load_encoder
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 
 _RENDERER = Renderer()
 

@@ -16,14 +16,12 @@ from headrace_router.web_server import listen
 from headrace_shared.bus import Bus, Delivery, Message
 from headrace_shared.codec import decode, encode, unpack_ids
 from headrace_shared.errors import BusError
+from headrace_shared.fleet_messages import Hello, LoadedAdapter, ModelCard, WorkerState
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import (
     Cancel,
     FinishReason,
-    Hello,
     Lane,
-    LoadedAdapter,
-    ModelCard,
     Outcome,
     Request,
     RequestEnded,
@@ -31,7 +29,6 @@ from headrace_shared.messages import (
     TokenLogprobs,
     TopLogprob,
     WorkerId,
-    WorkerState,
 )
 from headrace_shared.model_cards import store_card
 from headrace_shared.service import Service

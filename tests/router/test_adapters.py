@@ -11,7 +11,8 @@ from headrace_router.adapters import AdapterTable
 from headrace_shared.adapter_records import StoredAdapter, store_adapter, stored_adapter
 from headrace_shared.bus import Entry
 from headrace_shared.codec import encode
-from headrace_shared.messages import AdapterRecord, Hello, LoadedAdapter, WorkerId, WorkerState
+from headrace_shared.fleet_messages import AdapterRecord, Hello, LoadedAdapter, WorkerState
+from headrace_shared.messages import WorkerId
 from headrace_shared.subjects import ADAPTERS, adapter_key
 from tests.router.support import MODEL, Router, running_router, says
 from tests.router.test_tenants import add_key

@@ -7,7 +7,8 @@ import pytest
 from headrace_router.capacities import AUTOSCALER_TIMEOUT_S, FIRST_START_S, WORKER_TIMEOUT_S, Capacities
 from headrace_router.forecast import Mix
 from headrace_shared import telemetry
-from headrace_shared.messages import Hello, Telemetry, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
+from headrace_shared.messages import WorkerId
 from headrace_shared.telemetry import of_model
 
 MIX = Mix(100.0, 100.0)

@@ -7,7 +7,7 @@ import pytest
 
 from headrace_router.forecast import Capacity, Forecast, Mix, make_forecast
 from headrace_shared.engine_speed import EngineSpeed
-from headrace_shared.messages import RunningGroup, WaitingGroup
+from headrace_shared.fleet_messages import RunningGroup, WaitingGroup
 
 SPEED = EngineSpeed(0.02, 0.0, 0.0)
 """A token takes 20 ms, whatever the batch; prompts cost nothing but iterations."""

@@ -14,7 +14,8 @@ from headrace_router.settings import RouterSettings
 from headrace_shared import telemetry
 from headrace_shared.codec import encode
 from headrace_shared.errors import ModelNotFound, Overloaded
-from headrace_shared.messages import CancelReason, Hello, Outcome, Telemetry, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
+from headrace_shared.messages import CancelReason, Outcome, WorkerId
 from headrace_shared.model_cards import store_card
 from headrace_shared.subjects import hello_subject, telemetry_subject
 from tests.router.fleets import autoscaler_figures, load_of, loads, telling, waiting, worker_figures

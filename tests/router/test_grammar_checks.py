@@ -14,6 +14,7 @@ from headrace_router.grammar_checks import CHECK_S, MAX_WAITING_OF_ONE, GrammarC
 from headrace_router.grammar_process import grammar_of
 from headrace_router.structured_output import FormKind, OutputForm
 from headrace_shared.errors import InvalidRequest, Overloaded
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.grammars import (
     CHECKING_STACK_BYTES,
     MAX_KNOWN,
@@ -21,7 +22,7 @@ from headrace_shared.grammars import (
     USING_STACK_BYTES,
     Grammars,
 )
-from headrace_shared.messages import ModelCard, SamplingParams
+from headrace_shared.messages import SamplingParams
 from headrace_worker.constraint import Constraint, Constraints
 from tests.worker.engine_driver import make_admission
 

@@ -1,7 +1,7 @@
 """In which order what waits is served."""
 
 from headrace_router.queue_order import order_of, runs_of
-from headrace_shared.messages import WaitingGroup
+from headrace_shared.fleet_messages import WaitingGroup
 
 
 def group(sequence: int, flow: str = "", rank: int = 0, weight: float = 1.0, tokens: int = 100) -> WaitingGroup:

@@ -16,8 +16,8 @@ from headrace_router.settings import RouterSettings
 from headrace_router.tokenization import TextEncoder
 from headrace_router.web_server import listen
 from headrace_shared.errors import ConfigError, ProtocolError
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import ModelCard
 from headrace_shared.model_cards import store_card
 from tests.router.support import CONTEXT, MODEL, make_card, running_router, says, sse_events, until
 

@@ -14,7 +14,7 @@ from headrace_router.token_rules import check_some_left
 from headrace_router.valid_chat import ValidChat
 from headrace_router.validation import ValidParams, fit, validate_chat, validate_completion
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from tests.router.support import CONTEXT, END, MODEL, make_card
 
 CARD = make_card(temperature=0.6, top_p=0.9)

@@ -16,7 +16,6 @@ from headrace_shared.messages import (
     CancelReason,
     FinishReason,
     Grant,
-    LossRecord,
     Outcome,
     Progress,
     Request,
@@ -25,6 +24,7 @@ from headrace_shared.messages import (
     SequenceId,
     WorkerId,
 )
+from headrace_shared.record_messages import LossRecord
 from tests.scheduler import oracle
 from tests.scheduler.model_worker import ModelWorker
 

@@ -8,15 +8,9 @@ from headrace_scheduler.recording import Chunk, Recorder
 from headrace_scheduler.replay import chunks, replay
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared.codec import encode
-from headrace_shared.messages import (
-    FinishReason,
-    FlightPart,
-    LoadedAdapter,
-    Outcome,
-    SchedulerId,
-    SequenceSnapshot,
-    WorkerState,
-)
+from headrace_shared.fleet_messages import LoadedAdapter, WorkerState
+from headrace_shared.messages import FinishReason, Outcome, SchedulerId, SequenceSnapshot
+from headrace_shared.record_messages import FlightPart
 from tests.scheduler.builders import (
     NOW,
     W1,

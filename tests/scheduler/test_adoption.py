@@ -5,14 +5,7 @@ from msgspec.structs import replace
 from headrace_scheduler.decisions import AddResult, ChoiceLog, LossCause, SchedulerConfig
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared.codec import pack_ids, unpack_ids
-from headrace_shared.messages import (
-    Admission,
-    CancelReason,
-    FinishReason,
-    Outcome,
-    RequestId,
-    SequenceSnapshot,
-)
+from headrace_shared.messages import Admission, CancelReason, FinishReason, Outcome, RequestId, SequenceSnapshot
 from tests.scheduler.builders import (
     NOW,
     W1,

@@ -7,7 +7,7 @@ import pytest
 
 from headrace_scheduler.drains import Drains
 from headrace_shared.errors import BusUnavailable
-from headrace_shared.messages import WorkerState
+from headrace_shared.fleet_messages import WorkerState
 from headrace_shared.subjects import worker_lease_key
 from tests.scheduler.builders import add, request, step
 from tests.scheduler.shell_builders import until

@@ -9,7 +9,8 @@ from headrace_scheduler import endings as module
 from headrace_scheduler.decisions import EndedRequest
 from headrace_scheduler.endings import MAX_ATTEMPTS, Endings
 from headrace_shared import codec
-from headrace_shared.messages import DeadRequest, Lane, Outcome, Request, RequestEnded
+from headrace_shared.messages import Lane, Outcome, Request, RequestEnded
+from headrace_shared.record_messages import DeadRequest
 from headrace_shared.subjects import DEAD, TOKENS, dead_subject, tokens_subject
 from tests.queues import request_subject, whole_lane
 from tests.scheduler.shell_builders import MODEL, FlakyBus, prepare, request

@@ -10,6 +10,7 @@ from headrace_scheduler.fleet import COURTESY_S, DEFERENCE_S, HANG_MARGIN_S, HAN
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
 from headrace_shared.bus import Message
+from headrace_shared.fleet_messages import Hello, LoadedAdapter, WorkerState
 from headrace_shared.leases import LEASE_TTL_S, LeaseRecord, Leases
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import (
@@ -17,14 +18,11 @@ from headrace_shared.messages import (
     ControlMessage,
     DrainVerdict,
     Grant,
-    Hello,
-    LoadedAdapter,
     Progress,
     SchedulerId,
     SequenceSnapshot,
     Snapshot,
     WorkerId,
-    WorkerState,
 )
 from headrace_shared.subjects import LEASES, hello_subject, progress_subject, worker_lease_key
 from tests.scheduler.shell_builders import MODEL, prepare, until

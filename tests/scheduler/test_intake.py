@@ -24,10 +24,8 @@ from headrace_shared.messages import (
     Audience,
     Cancel,
     CancelReason,
-    DeadRequest,
     Lane,
     LogMessage,
-    LossRecord,
     Outcome,
     Request,
     RequestEnded,
@@ -36,6 +34,7 @@ from headrace_shared.messages import (
     TokenFrame,
     WorkerId,
 )
+from headrace_shared.record_messages import DeadRequest, LossRecord
 from headrace_shared.subjects import DEAD, LOSSES, TOKENS, cancel_subject, dead_subject, queues_of, tokens_subject
 from tests.scheduler.shell_builders import MODEL, prepare, request, until
 

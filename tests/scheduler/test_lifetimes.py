@@ -11,8 +11,9 @@ from headrace_scheduler.broker_clock import BrokerClock
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_shared import codec
 from headrace_shared.bus import Delivery
+from headrace_shared.fleet_messages import Telemetry
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import Attached, Audience, CancelReason, Request, RequestId, RouterId, Telemetry
+from headrace_shared.messages import Attached, Audience, CancelReason, Request, RequestId, RouterId
 from headrace_shared.subjects import attached_subject, telemetry_subject
 from tests.scheduler.shell_builders import prepare, request, until
 

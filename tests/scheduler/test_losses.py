@@ -8,7 +8,8 @@ from headrace_scheduler import losses as module
 from headrace_scheduler.losses import Losses
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import LossRecord, RequestId
+from headrace_shared.messages import RequestId
+from headrace_shared.record_messages import LossRecord
 from headrace_shared.subjects import LOSSES
 from tests.scheduler.shell_builders import prepare, until
 

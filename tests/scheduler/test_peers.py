@@ -3,7 +3,8 @@
 from headrace_scheduler.peers import PRESENCE_S, Peers
 from headrace_shared.bus import Message
 from headrace_shared.codec import encode
-from headrace_shared.messages import SchedulerId, Telemetry
+from headrace_shared.fleet_messages import Telemetry
+from headrace_shared.messages import SchedulerId
 from headrace_shared.subjects import telemetry_subject
 
 

@@ -4,8 +4,9 @@ import asyncio
 
 from headrace_shared import codec, telemetry
 from headrace_shared.bus import Delivery
+from headrace_shared.fleet_messages import Telemetry
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import Lane, Outcome, RequestEnded, RequestId, RouterId, Telemetry
+from headrace_shared.messages import Lane, Outcome, RequestEnded, RequestId, RouterId
 from headrace_shared.subjects import ALL_TELEMETRY, TOKENS, Queue, tokens_subject
 from tests.integration.inprocess import MODEL, World
 from tests.scheduler.shell_builders import until

@@ -9,7 +9,8 @@ from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SUSPECT_AT
 from headrace_scheduler.suspects import MARGIN_TOKENS, QUARANTINED
 from headrace_shared.codec import unpack_ids
-from headrace_shared.messages import FinishReason, LossRecord, Outcome, RequestId, WorkerId
+from headrace_shared.messages import FinishReason, Outcome, RequestId, WorkerId
+from headrace_shared.record_messages import LossRecord
 from tests.scheduler.builders import (
     NOW,
     W1,

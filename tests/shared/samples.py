@@ -4,8 +4,21 @@ from msgspec import Struct
 
 from headrace_router.rate_limits import AccountRecord
 from headrace_shared.api_keys import ApiKey, Priority
-from headrace_shared.messages import (
+from headrace_shared.fleet_messages import (
     AdapterRecord,
+    CommandKind,
+    CommandReply,
+    Hello,
+    LoadedAdapter,
+    ModelCard,
+    RouterLoad,
+    RunningGroup,
+    Telemetry,
+    WaitingGroup,
+    WorkerCommand,
+    WorkerState,
+)
+from headrace_shared.messages import (
     Admission,
     Adopt,
     Attached,
@@ -13,27 +26,17 @@ from headrace_shared.messages import (
     BlockId,
     Cancel,
     CancelReason,
-    CommandKind,
-    CommandReply,
-    DeadRequest,
     DrainVerdict,
     Extension,
     FinishReason,
-    FlightPart,
     Grant,
-    Hello,
     Lane,
-    LoadedAdapter,
-    LossRecord,
-    ModelCard,
     Outcome,
     Progress,
     Request,
     RequestEnded,
     RequestId,
     RouterId,
-    RouterLoad,
-    RunningGroup,
     SamplingParams,
     SchedulerId,
     SequenceId,
@@ -41,18 +44,12 @@ from headrace_shared.messages import (
     SequenceSnapshot,
     Snapshot,
     StopParams,
-    Story,
-    StoryLine,
-    StoryQuery,
-    Telemetry,
     TokenFrame,
     TokenLogprobs,
     TopLogprob,
-    WaitingGroup,
-    WorkerCommand,
     WorkerId,
-    WorkerState,
 )
+from headrace_shared.record_messages import DeadRequest, FlightPart, LossRecord, Story, StoryLine, StoryQuery
 
 REQUEST = Request(
     request_id=RequestId("0123456789abcdef0123456789abcdef"),

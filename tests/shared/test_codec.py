@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from headrace_router.rate_limits import AccountRecord
 from headrace_shared.codec import MAX_MESSAGE_BYTES, decode, encode, pack_ids, unpack_ids
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Admission, Cancel, Grant, Hello, Progress, Request, Telemetry, TokenFrame
+from headrace_shared.fleet_messages import Hello, Telemetry
+from headrace_shared.messages import Admission, Cancel, Grant, Progress, Request, TokenFrame
 from tests.shared.samples import REQUEST, SAMPLES
 
 KINDS = [type(sample) for sample in SAMPLES.values()]

@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 
 from headrace_router import rate_limits
-from headrace_shared import api_keys, messages
+from headrace_shared import api_keys, fleet_messages, messages, record_messages
 from headrace_shared.codec import decode, encode
 from tests.shared.samples import SAMPLES
 
@@ -34,7 +34,7 @@ GOLDEN = read_golden()
 def test_every_message_type_is_covered() -> None:
     tagged = {
         name
-        for module in (messages, api_keys, rate_limits)
+        for module in (messages, fleet_messages, record_messages, api_keys, rate_limits)
         for name, kind in vars(module).items()
         if isinstance(kind, type) and issubclass(kind, Struct) and kind.__struct_config__.tag
     }

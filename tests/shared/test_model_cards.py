@@ -12,8 +12,8 @@ import pytest
 
 from headrace_shared.bus import Entry
 from headrace_shared.errors import BusUnavailable, ProtocolError
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import ModelCard
 from headrace_shared.model_cards import (
     MAX_CARD_BYTES,
     PART_BYTES,

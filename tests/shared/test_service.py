@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from headrace_shared.codec import decode
+from headrace_shared.fleet_messages import Telemetry
 from headrace_shared.health import MAX_CONNECTIONS, HealthServer
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import Telemetry
 from headrace_shared.service import Service
 from headrace_shared.subjects import telemetry_subject
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
 from headrace_shared.errors import ConfigError
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.models.card import card_from_folder, card_from_gguf
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.source import find_model

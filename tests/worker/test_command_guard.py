@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace_shared.messages import CommandKind, WorkerCommand, WorkerId
+from headrace_shared.fleet_messages import CommandKind, WorkerCommand
+from headrace_shared.messages import WorkerId
 from headrace_worker.command_guard import MAX_AGE_S, MAX_REMEMBERED, CommandGuard
 
 

@@ -10,7 +10,8 @@ import torch
 from llguidance import LLMatcher, grammar_from
 from tokenizers import Tokenizer
 
-from headrace_shared.messages import ModelCard, SamplingParams
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import SamplingParams
 from headrace_worker.constraint import Constraints
 from headrace_worker.models.card import card_from_gguf
 from headrace_worker.models.gguf import GgufFile

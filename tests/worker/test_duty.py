@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_shared.messages import CommandKind, CommandReply, DrainVerdict, WorkerCommand, WorkerId, WorkerState
+from headrace_shared.fleet_messages import CommandKind, CommandReply, WorkerCommand, WorkerState
+from headrace_shared.messages import DrainVerdict, WorkerId
 from headrace_worker.duty import GOALS, MAX_OWED, SETTLE_S, VERDICT_S, Action, Duty
 
 WORKER = WorkerId("worker-1")

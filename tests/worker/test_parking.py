@@ -8,18 +8,9 @@ import pytest
 
 from headrace_shared import codec
 from headrace_shared.bus import Message
+from headrace_shared.fleet_messages import CommandKind, CommandReply, WorkerCommand, WorkerState
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import (
-    Adopt,
-    CommandKind,
-    CommandReply,
-    DrainVerdict,
-    Grant,
-    SchedulerId,
-    WorkerCommand,
-    WorkerId,
-    WorkerState,
-)
+from headrace_shared.messages import Adopt, DrainVerdict, Grant, SchedulerId, WorkerId
 from headrace_shared.model_cards import load_card
 from headrace_shared.subjects import commands_subject, grants_subject, replies_subject
 from headrace_worker.commands import TYPICAL_PROMOTION_S

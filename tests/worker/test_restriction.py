@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_shared.codec import pack_ids
-from headrace_shared.messages import ModelCard, SamplingParams
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import SamplingParams
 from headrace_worker.constraint import Constraints
 from headrace_worker.restriction import Restriction
 from headrace_worker.sampling import Drawn, SamplingState, sample

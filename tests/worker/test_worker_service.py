@@ -13,8 +13,9 @@ import pytest
 from headrace_shared import codec, telemetry
 from headrace_shared.bus import Message
 from headrace_shared.errors import ConfigError
+from headrace_shared.fleet_messages import Hello, WorkerState
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
-from headrace_shared.messages import Adopt, Grant, Hello, SchedulerId, TokenFrame, WorkerId, WorkerState
+from headrace_shared.messages import Adopt, Grant, SchedulerId, TokenFrame, WorkerId
 from headrace_shared.model_cards import load_card
 from headrace_shared.service import Service
 from headrace_shared.subjects import ALL_HELLOS, grants_subject

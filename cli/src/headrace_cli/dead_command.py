@@ -16,7 +16,8 @@ from headrace_cli.errors import CommandError
 from headrace_shared import codec
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusRefused, ConfigError, ProtocolError
-from headrace_shared.messages import Audience, DeadRequest, Lane, RequestId
+from headrace_shared.messages import Audience, Lane, RequestId
+from headrace_shared.record_messages import DeadRequest
 from headrace_shared.settings import load_settings
 from headrace_shared.subjects import ALL_DEAD, DEAD, Queue, dead_subject_of
 

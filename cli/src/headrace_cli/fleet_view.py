@@ -11,7 +11,7 @@ from headrace_shared import telemetry
 from headrace_shared.bus import Bus, Message, Subscription
 from headrace_shared.codec import decode
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Hello, Telemetry, WorkerState
+from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
 NOT_READY = ("", "starting", "loading", "draining", "stopping", "leaving")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from headrace_cli import worker_commands
-from headrace_shared.messages import CommandKind
+from headrace_shared.fleet_messages import CommandKind
 
 
 def run(argv: Sequence[str]) -> int:

@@ -13,7 +13,8 @@ from headrace_cli.errors import CommandError
 from headrace_shared import codec
 from headrace_shared.bus import Message
 from headrace_shared.errors import ConfigError, ProtocolError
-from headrace_shared.messages import CommandKind, CommandReply, WorkerCommand, WorkerId
+from headrace_shared.fleet_messages import CommandKind, CommandReply, WorkerCommand
+from headrace_shared.messages import WorkerId
 from headrace_shared.settings import load_settings
 from headrace_shared.subjects import commands_subject, replies_subject
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from headrace_shared.bus import Bus, Entry
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import AdapterRecord
+from headrace_shared.fleet_messages import AdapterRecord
 from headrace_shared.subjects import ADAPTERS, adapter_key
 
 MAX_ADAPTERS = 64

@@ -10,7 +10,7 @@ from threading import Lock
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headrace_shared.errors import HeadraceError
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 
 MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_GRAMMAR_SYMBOLS = 20_000

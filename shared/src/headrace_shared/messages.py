@@ -1,5 +1,8 @@
 """Every message that crosses a process boundary, and the ids in it. Data only.
 
+Here is what concerns a request; what services say of themselves is in `fleet_messages.py`, what is kept or told
+afterwards in `record_messages.py`.
+
 The services meet nowhere else. All messages are frozen, tagged with their class name, and made of
 primitives, so that they mean the same in every process and version; a new field always has a default.
 
@@ -85,24 +88,6 @@ class Audience(StrEnum):
     NONE = "none"
     ROUTER = "router"
     ATTACHED = "attached"
-
-
-class WorkerState(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    LEAVING = "leaving"
-    PARKED = "parked"
-    """Loaded and warm, but without a cache for sequences: it takes nothing until it is promoted."""
-
-
-class CommandKind(StrEnum):
-    DRAIN = "drain"
-    """Take nothing new, let others have what runs, and leave."""
-    PARK = "park"
-    """The same, but stay, parked."""
-    PROMOTE = "promote"
-    """Be ready: out of parking, or out of a drain that is under way."""
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
@@ -353,74 +338,6 @@ class RequestEnded(Struct, frozen=True, tag=True, kw_only=True):
     """For the user: no paths, subjects or stack traces."""
 
 
-class LoadedAdapter(Struct, frozen=True, array_like=True):
-    """What has become of an adapter on one worker."""
-
-    name: str
-    digest: str
-    """SHA-256 of its files, as hexadecimal digits; empty if it could not be read."""
-    problem: str = ""
-    """Why the worker cannot serve it; empty: it can."""
-    revision: int = 0
-    """Of the record that this is the answer to; 0: it was told of it at its start."""
-
-
-class Hello(Struct, frozen=True, tag=True, kw_only=True):
-    """What a worker is. Sent at each change of state and once a second."""
-
-    worker: WorkerId
-    model: str
-    state: WorkerState
-    epoch: int
-    """Of the lease it obeys; 0 if none yet."""
-    num_blocks: int
-    block_size: int
-    context: int
-    """Most tokens (prompt and output) of one sequence: the model's context or the whole cache, whichever is less."""
-    max_sequences: int
-    """Most sequences that take part in one iteration."""
-    tokens_per_iteration: int
-    failure: str = ""
-    """Why it leaves, if not because it was told to: its engine died or hangs, say."""
-    hang_timeout_s: float = 0.0
-    """After so long without an iteration it gives its engine up by itself; 0 if it does not say."""
-    promotion_s: float = 0.0
-    """While parked: how long it will take to be ready once it is told to."""
-    is_parking: bool = False
-    """While draining (or loading): it will be parked and not leave."""
-    command_epoch: int = 0
-    """The highest of the commands that it has had: it obeys no lower one."""
-    adapters: tuple[LoadedAdapter, ...] = ()
-    """Those that it was told to load."""
-
-
-class WorkerCommand(Struct, frozen=True, tag=True, kw_only=True):
-    """What a worker is to become. Idempotent; the latest one counts, and Hello shows what became of it."""
-
-    worker: WorkerId
-    kind: CommandKind
-    command_id: str = ""
-    """Random, and different for each command. The reply repeats it."""
-    sender: str = ""
-    """Where the reply goes: a token of a subject. Empty: nobody waits for one."""
-    epoch: int = 0
-    """Of the lease of the leading autoscaler, who is obeyed only with the highest that the worker has seen; 0: an
-    operator's, always obeyed."""
-    sent_at: float = 0.0
-    """Seconds since the epoch. Each command is taken once, and only within a minute of it."""
-
-
-class CommandReply(Struct, frozen=True, tag=True, kw_only=True):
-    """Sent once it is known whether a command is obeyed: within a few seconds, unless the worker dies."""
-
-    worker: WorkerId
-    command_id: str
-    is_accepted: bool
-    state: WorkerState
-    message: str = ""
-    """For a person: why not, or how."""
-
-
 class DrainVerdict(Struct, frozen=True, tag=True, kw_only=True):
     """Said to a draining worker at once and about every second, for as long as it drains; the latest one counts."""
 
@@ -430,165 +347,6 @@ class DrainVerdict(Struct, frozen=True, tag=True, kw_only=True):
     """False: be ready again, nobody else could do the work that waits."""
     has_others: bool = False
     """Its sequences are moved to other workers; else it runs them to their end."""
-
-
-class LossRecord(Struct, frozen=True, tag=True, kw_only=True):
-    """Written before the request touches another worker, so that no death of a scheduler makes a request look new."""
-
-    num_losses: int
-    suspicion: int
-    reasons: tuple[str, ...] = ()
-    """Of the latest losses, oldest first: which worker, and why it is gone."""
-
-
-class DeadRequest(Struct, frozen=True, tag=True, kw_only=True):
-    """A request that was given up. Holds nothing that its user wrote unless the scheduler is told to keep it."""
-
-    request_id: RequestId
-    router: RouterId
-    model: str
-    reason: str
-    num_prompt_tokens: int
-    num_output_tokens: int
-    """Over all choices."""
-    num_choices: int = 1
-    max_tokens: int = 0
-    lane: Lane = Lane.INTERACTIVE
-    tenant: str = ""
-    losses: tuple[str, ...] = ()
-    """As in `LossRecord.reasons`."""
-    died_at: float = 0.0
-    """Seconds since the epoch."""
-    request: Request | None = None
-    """Only where prompts are kept: what it takes to try again."""
-
-
-class ModelCard(Struct, frozen=True, tag=True, kw_only=True):
-    """All that a router needs to serve a model without its weights. Kept in the broker, so it outlives the workers."""
-
-    model: str
-    tokenizer: bytes
-    """tokenizer.json of the `tokenizers` library."""
-    vocab_size: int
-    """Width of the logits."""
-    context: int
-    """As in Hello; the smallest of the workers that wrote it since the model was deployed."""
-    eos_token_ids: tuple[int, ...]
-    bos_token: str = ""
-    eos_token: str = ""
-    adds_bos: bool = False
-    chat_template: str | None = None
-    """Jinja source; None if the model is no chat model."""
-    temperature: float | None = None
-    """The next four: defaults of the model's generation config; None if it says nothing."""
-    top_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
-    created: int = 0
-    """Seconds since the epoch, for the models listing."""
-
-
-class AdapterRecord(Struct, frozen=True, tag=True, kw_only=True):
-    """A LoRA adapter that the workers of a model are to have. Kept in the broker under its name."""
-
-    name: str
-    """In the API, beside the names of models."""
-    model: str
-    """Whose weights it changes."""
-    path: str
-    """Its folder, below the one that each worker allows; empty: only workers that were started with it can load it."""
-    digest: str = ""
-    """As in `LoadedAdapter`; empty until a worker has loaded it. Nothing else is served under this name."""
-    created: int = 0
-    """Seconds since the epoch."""
-
-
-class Telemetry(Struct, frozen=True, tag=True, kw_only=True):
-    """A service's figures at one moment."""
-
-    service: str
-    id: str
-    state: str
-    model: str = ""
-    gauges: dict[str, float] = {}
-    """Instrument name -> value; names and units in `telemetry.py`."""
-
-
-class WaitingGroup(Struct, frozen=True, array_like=True):
-    """Neighbours among one router's requests that have no token yet, next to each other in rank and flow."""
-
-    rank: int
-    """Lower ones are served first (lanes, classes)."""
-    last_sequence: int
-    """Highest stream sequence among them."""
-    num_requests: int
-    num_choices: int
-    prompt_tokens: int
-    """Over all of them; each prompt once."""
-    output_tokens: int
-    """Expected, over all choices."""
-    flow: str = ""
-    """Within a rank, flows share by weight; each is served in the order of the stream."""
-    weight: float = 1.0
-
-
-class RunningGroup(Struct, frozen=True, array_like=True):
-    """Some of one router's choices that have begun."""
-
-    num_choices: int
-    tokens_left: int
-    """Expected of each."""
-
-
-class RouterLoad(Struct, frozen=True, tag=True, kw_only=True):
-    """All that one router has in the queue and on the workers, of one model. Only routers know what waits in the
-    stream: from everybody's loads each derives positions and waits."""
-
-    router: RouterId
-    model: str
-    waiting: tuple[WaitingGroup, ...] = ()
-    running: tuple[RunningGroup, ...] = ()
-    promises: bytes = b""
-    """New promises to clients that were refused: a digest of 8 bytes and tenths of a second, 16 bits, for each."""
-
-
-class FlightPart(Struct, frozen=True, tag=True, kw_only=True):
-    """A piece of a chunk of a scheduler's flight recording, which is of a size that the broker takes."""
-
-    scheduler: SchedulerId
-    chunk: int
-    """Number of the chunk."""
-    part: int
-    num_parts: int
-    data: bytes
-    """Readable by the version of the scheduler that wrote it."""
-
-
-class StoryQuery(Struct, frozen=True, tag=True, kw_only=True):
-    request_id: RequestId
-    router: RouterId
-    """Who wants to know."""
-
-
-class StoryLine(Struct, frozen=True, array_like=True):
-    """One thing that happened to a request. Nothing in it is the user's text."""
-
-    at: float
-    """Seconds since the epoch."""
-    scheduler: str
-    kind: str
-    """One word for programs; see the scheduler's `story.py`."""
-    text: str
-    worker: str = ""
-
-
-class Story(Struct, frozen=True, tag=True, kw_only=True):
-    """What all flight recordings know of a request, in the order of time."""
-
-    request_id: RequestId
-    lines: tuple[StoryLine, ...] = ()
-    problem: str = ""
-    """Why there are none, or not all."""
 
 
 ControlMessage = Adopt | Grant | DrainVerdict

@@ -21,7 +21,7 @@ from msgspec import Struct
 from headrace_shared.bus import Bus, Entry, Subscription
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, BusRefused, OutcomeUnknown, ProtocolError, RevisionConflict
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.subjects import MODELS, bucket_stream, model_card_key
 from headrace_shared.tasks import end
 

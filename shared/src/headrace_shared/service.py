@@ -27,8 +27,8 @@ import structlog
 from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
 from headrace_shared.errors import BusError, ConfigError, HeadraceError
+from headrace_shared.fleet_messages import Telemetry
 from headrace_shared.health import HealthServer
-from headrace_shared.messages import Telemetry
 from headrace_shared.settings import EXIT_CONFIG, CommonSettings
 from headrace_shared.subjects import telemetry_subject
 from headrace_shared.tasks import end

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 from headrace_router.forecast import Capacity, Forecast, Mix, make_forecast
 from headrace_router.queue_limits import Depth, QueueLimits, judge
 from headrace_shared.engine_speed import EngineSpeed
-from headrace_shared.messages import RunningGroup, WaitingGroup
+from headrace_shared.fleet_messages import RunningGroup, WaitingGroup
 from headrace_simulator.cluster import Load
 from headrace_simulator.workers import WorkerKind
 from headrace_worker.timing.roofline import OVERHEAD_S

@@ -18,17 +18,8 @@ from msgspec.structs import replace
 from headrace_scheduler.decisions import Credit, LossCause
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared.engine_speed import Work
-from headrace_shared.messages import (
-    Grant,
-    ModelCard,
-    Progress,
-    Request,
-    RequestId,
-    RouterId,
-    SamplingParams,
-    StopParams,
-    WorkerId,
-)
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import Grant, Progress, Request, RequestId, RouterId, SamplingParams, StopParams, WorkerId
 from headrace_simulator.arrivals import Arrivals
 from headrace_simulator.cluster import Load, Step
 from headrace_simulator.workers import WorkerKind

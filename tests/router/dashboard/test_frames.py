@@ -9,7 +9,8 @@ from headrace_router.dashboard.board import SILENT_AFTER_S, Board
 from headrace_router.dashboard.frame import MAX_WORKERS, Depth, make_frame
 from headrace_router.dashboard.history import MAX_FRAMES_AT_ONCE, History
 from headrace_router.dashboard.journal import MAX_CALLS, RECENT_S, Journal
-from headrace_shared.messages import Hello, RequestId, Telemetry, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
+from headrace_shared.messages import RequestId, WorkerId
 
 
 def hello(worker: str, state: WorkerState = WorkerState.READY) -> Hello:

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from headrace_shared.adapter_records import find_adapter, remove_adapter, store_adapter
 from headrace_shared.errors import ConfigError
+from headrace_shared.fleet_messages import AdapterRecord, LoadedAdapter
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
-from headrace_shared.messages import AdapterRecord, LoadedAdapter
 from headrace_shared.subjects import ADAPTERS
 from headrace_worker.adapters import keeper as keeper_module
 from headrace_worker.adapters.keeper import AdapterKeeper

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace_shared.errors import ConfigError
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.cuda.build import build_engine
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.sizing import DeviceMemory, Sizes, batch_sizes, blocks_that_fit

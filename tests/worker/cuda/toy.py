@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from headrace_shared.codec import unpack_ids
-from headrace_shared.messages import Admission, ModelCard, TokenLogprobs
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import Admission, TokenLogprobs
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.forward import DeviceBatch

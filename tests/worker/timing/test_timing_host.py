@@ -12,7 +12,8 @@ import pytest
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Message
-from headrace_shared.messages import Adopt, Grant, Hello, SchedulerId, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, WorkerState
+from headrace_shared.messages import Adopt, Grant, SchedulerId, WorkerId
 from headrace_shared.model_cards import load_card
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import ALL_HELLOS, grants_subject

@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from headrace_shared.errors import ConfigError
-from headrace_shared.messages import BlockId, Extension, Grant, ModelCard, SequenceId, WorkerId
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import BlockId, Extension, Grant, SequenceId, WorkerId
 from headrace_worker.engine_frames import FromEngine, Iteration, Load, Loaded, Loading, Refused, Reset, TokenizerPart
 from headrace_worker.engine_link import EngineDied
 from headrace_worker.settings import WorkerSettings

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from headrace_autoscaler.driver import Instance
-from headrace_shared.messages import CommandKind, WorkerId
+from headrace_shared.fleet_messages import CommandKind
+from headrace_shared.messages import WorkerId
 
 
 class Start(NamedTuple):

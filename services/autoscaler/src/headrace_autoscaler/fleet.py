@@ -7,7 +7,8 @@ from typing import NamedTuple
 from headrace_autoscaler.loads import Loads, counters_of
 from headrace_autoscaler.rates import PromptRate
 from headrace_autoscaler.standing import SILENT_AFTER_S, Heard
-from headrace_shared.messages import Hello, Telemetry, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
+from headrace_shared.messages import WorkerId
 from headrace_shared.telemetry import (
     BUSY_S,
     GPU_UTILIZATION,

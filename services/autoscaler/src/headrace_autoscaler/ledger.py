@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace_autoscaler.standing import Phase, Standing
-from headrace_shared.messages import CommandKind, WorkerId, WorkerState
+from headrace_shared.fleet_messages import CommandKind, WorkerState
+from headrace_shared.messages import WorkerId
 
 LAUNCH_S = 60.0
 """After a start was asked for, the engine shows the worker within this time, or never."""

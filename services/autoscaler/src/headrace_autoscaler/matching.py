@@ -7,7 +7,8 @@ from headrace_autoscaler.actions import Action, Command, Remove, Start
 from headrace_autoscaler.failures import Failures
 from headrace_autoscaler.ledger import Ledger
 from headrace_autoscaler.standing import Phase, Standing, in_phase
-from headrace_shared.messages import CommandKind, WorkerId
+from headrace_shared.fleet_messages import CommandKind
+from headrace_shared.messages import WorkerId
 
 
 class Target(NamedTuple):

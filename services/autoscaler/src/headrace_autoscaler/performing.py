@@ -15,7 +15,8 @@ from headrace_autoscaler.reconcile import Reconciler
 from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
 from headrace_shared.errors import BusError
-from headrace_shared.messages import WorkerCommand, WorkerId
+from headrace_shared.fleet_messages import WorkerCommand
+from headrace_shared.messages import WorkerId
 from headrace_shared.service import Service
 from headrace_shared.subjects import commands_subject
 from headrace_shared.telemetry import Instrument

@@ -14,7 +14,8 @@ from headrace_autoscaler.ledger import Ledger
 from headrace_autoscaler.matching import Matching, Target
 from headrace_autoscaler.repair import Bounds, repair
 from headrace_autoscaler.standing import Phase, Standing
-from headrace_shared.messages import CommandKind, WorkerId
+from headrace_shared.fleet_messages import CommandKind
+from headrace_shared.messages import WorkerId
 
 
 class Counts(NamedTuple):

@@ -7,7 +7,7 @@ from headrace_autoscaler.actions import Remove
 from headrace_autoscaler.failures import PROOF_S, Failures
 from headrace_autoscaler.ledger import PROMOTION_S, Ledger
 from headrace_autoscaler.standing import Phase, Standing
-from headrace_shared.messages import CommandKind
+from headrace_shared.fleet_messages import CommandKind
 
 SILENCE_S = 30.0
 """A worker that runs and has said nothing for so long hangs, if the others are heard."""

@@ -23,7 +23,7 @@ from headrace_autoscaler.sharing import caps
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Hello, Telemetry
+from headrace_shared.fleet_messages import Hello, Telemetry
 from headrace_shared.service import Service
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 

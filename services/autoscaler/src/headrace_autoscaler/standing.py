@@ -5,7 +5,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from headrace_autoscaler.driver import Instance, InstanceState
-from headrace_shared.messages import WorkerId, WorkerState
+from headrace_shared.fleet_messages import WorkerState
+from headrace_shared.messages import WorkerId
 
 SILENT_AFTER_S = 5.0
 """A worker that has said nothing for so long takes no requests."""

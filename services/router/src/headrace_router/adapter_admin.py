@@ -36,7 +36,7 @@ from headrace_shared.errors import (
     RevisionConflict,
     ServiceFailure,
 )
-from headrace_shared.messages import AdapterRecord
+from headrace_shared.fleet_messages import AdapterRecord
 from headrace_shared.subjects import adapter_key
 
 LOAD_TIMEOUT_S = 150.0

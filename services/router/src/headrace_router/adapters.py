@@ -8,7 +8,8 @@ import structlog
 from headrace_shared.adapter_records import MAX_ADAPTERS, StoredAdapter, stored_adapter
 from headrace_shared.bus import Entry
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import AdapterRecord, Hello, LoadedAdapter, WorkerId, WorkerState
+from headrace_shared.fleet_messages import AdapterRecord, Hello, LoadedAdapter, WorkerState
+from headrace_shared.messages import WorkerId
 from headrace_shared.subjects import adapter_key
 
 WORKER_TIMEOUT_S = 3.0

@@ -5,7 +5,8 @@ from typing import NamedTuple
 from headrace_router.forecast import Capacity, Mix
 from headrace_shared import telemetry
 from headrace_shared.engine_speed import EngineSpeed, SpeedMeter, Work
-from headrace_shared.messages import Hello, Telemetry, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
+from headrace_shared.messages import WorkerId
 
 WORKER_TIMEOUT_S = 3.0
 """A worker not heard of for so long does not count. They say hello every second."""

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from headrace_router.template_pool import MODEL_PLACES, Probes, render_message
 from headrace_router.templates import TemplateSpec, new_spec
 from headrace_router.tokenizer_files import load_tokenizer, with_special
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 
 Learn = Callable[[TemplateSpec], Awaitable[Probes]]
 

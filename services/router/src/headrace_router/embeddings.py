@@ -13,7 +13,7 @@ from headrace_router.requests import EncodedPrompt, encode_prompts
 from headrace_router.schemas import CompletionBody, EmbeddingBody
 from headrace_router.validation import ValidParams, validate_completion
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 
 MAX_INPUTS = 2048
 MAX_DIMENSIONS = 65_536

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from headrace_router.queue_order import Flow, Key, Order, order_of
 from headrace_shared.engine_speed import EngineSpeed
-from headrace_shared.messages import RunningGroup, WaitingGroup
+from headrace_shared.fleet_messages import RunningGroup, WaitingGroup
 
 NUM_PHANTOMS = 24
 """Groups of average requests behind the last one that waits."""

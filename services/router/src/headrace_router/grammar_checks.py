@@ -14,7 +14,7 @@ from headrace_router.structured_output import OutputForm
 from headrace_shared import codec
 from headrace_shared.child_environment import child_environment
 from headrace_shared.errors import InvalidRequest, Overloaded, ProtocolError
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 
 log = structlog.get_logger(__name__)
 

@@ -20,8 +20,8 @@ from msgspec import Struct
 from headrace_router.structured_output import FormKind
 from headrace_shared import codec
 from headrace_shared.errors import ProtocolError
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.grammars import CHECKING_STACK_BYTES, MAX_GRAMMAR_BYTES, GrammarError, Grammars
-from headrace_shared.messages import ModelCard
 from headrace_shared.tether import end_with_parent
 
 MAX_MEMORY_BYTES = 1 << 30

@@ -10,7 +10,7 @@ from headrace_router.ranges import check_range
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
 from headrace_router.token_rules import named_tokens
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 
 
 class LogprobsWanted(NamedTuple):

@@ -8,7 +8,8 @@ from headrace_router.forecast import Capacity, Estimate, Forecast, Mix, make_for
 from headrace_router.own_requests import Own, OwnRequests, Prediction, Shed, Snapshot, flow_of, rank_of
 from headrace_router.prompt import Prompt
 from headrace_router.queue_limits import QUEUED_S, Depth
-from headrace_shared.messages import Request, RequestId, RouterId, RouterLoad, WaitingGroup
+from headrace_shared.fleet_messages import RouterLoad, WaitingGroup
+from headrace_shared.messages import Request, RequestId, RouterId
 
 OWN_GROUPS = 128
 """Of our own requests in the forecast: up to so many waiting ones are seen singly."""

@@ -16,7 +16,8 @@ from headrace_router.tokenization import TextEncoder
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import ModelNotFound, Overloaded, ProtocolError
-from headrace_shared.messages import Hello, ModelCard, Request
+from headrace_shared.fleet_messages import Hello, ModelCard
+from headrace_shared.messages import Request
 from headrace_shared.model_cards import watch_cards
 from headrace_shared.subjects import ADAPTERS, ALL_HELLOS
 from headrace_shared.telemetry import WANTED_OF, of_model

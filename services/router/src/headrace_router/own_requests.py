@@ -9,7 +9,8 @@ from headrace_router.forecast import Mix
 from headrace_router.prompt import Prompt
 from headrace_router.queue_order import runs_of
 from headrace_shared.errors import RequestError
-from headrace_shared.messages import Lane, Request, RequestId, RunningGroup, WaitingGroup
+from headrace_shared.fleet_messages import RunningGroup, WaitingGroup
+from headrace_shared.messages import Lane, Request, RequestId
 
 BATCH_RANK = 1 << 16
 """Behind all classes of the interactive lane."""

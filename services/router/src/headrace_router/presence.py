@@ -5,7 +5,7 @@ from collections.abc import Callable
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Telemetry
+from headrace_shared.fleet_messages import Telemetry
 from headrace_shared.subjects import telemetry_subject
 
 PRESENCE_S = 4.0

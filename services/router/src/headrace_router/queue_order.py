@@ -8,7 +8,7 @@ it is served, divided by its weight, and whoever is furthest behind is next (fai
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from headrace_shared.messages import WaitingGroup
+from headrace_shared.fleet_messages import WaitingGroup
 
 Key = tuple[int, float, int]
 """Rank, virtual time at the end of the group, last stream sequence."""

@@ -20,7 +20,8 @@ from headrace_shared.backlog import lane_depths
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, Overloaded, ProtocolError
-from headrace_shared.messages import Request, RouterId, RouterLoad, Telemetry
+from headrace_shared.fleet_messages import RouterLoad, Telemetry
+from headrace_shared.messages import Request, RouterId
 from headrace_shared.subjects import ALL_LOADS, loads_subject, telemetry_subject
 
 PERIOD_S = 0.25

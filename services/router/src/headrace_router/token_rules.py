@@ -19,7 +19,7 @@ from headrace_router.call_limits import (
 from headrace_router.ranges import short
 from headrace_router.schemas import GenerationBody
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 
 
 def logit_bias(given: Mapping[str, float], card: ModelCard) -> dict[int, float]:

@@ -16,7 +16,7 @@ from headrace_router.chat_encoder import ChatEncoder, Learn, load_chat
 from headrace_router.detokenization import Vocabulary, build_vocabulary
 from headrace_router.tokenizer_files import load_tokenizer
 from headrace_shared.errors import InvalidRequest, Overloaded, ProtocolError
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 
 T = TypeVar("T")
 

@@ -36,7 +36,8 @@ from headrace_router.unsupported import refuse_unsupported
 from headrace_router.valid_chat import ValidChat, chat_of
 from headrace_shared.codec import pack_ids
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import ModelCard, SamplingParams, StopParams
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import SamplingParams, StopParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 GREEDY_BELOW = 1e-4

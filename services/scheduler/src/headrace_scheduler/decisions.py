@@ -8,10 +8,8 @@ from typing import NamedTuple
 from headrace_shared.messages import (
     Admission,
     CancelReason,
-    DeadRequest,
     Extension,
     FinishReason,
-    LossRecord,
     Outcome,
     RequestEnded,
     RequestId,
@@ -19,6 +17,7 @@ from headrace_shared.messages import (
     SequenceId,
     WorkerId,
 )
+from headrace_shared.record_messages import DeadRequest, LossRecord
 
 OUTCOMES = {
     CancelReason.CLIENT: Outcome.CANCELLED,

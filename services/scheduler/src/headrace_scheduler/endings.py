@@ -17,7 +17,8 @@ from headrace_scheduler.decisions import EndedRequest
 from headrace_shared import codec
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, PayloadTooLarge
-from headrace_shared.messages import DeadRequest, RequestId
+from headrace_shared.messages import RequestId
+from headrace_shared.record_messages import DeadRequest
 from headrace_shared.subjects import dead_subject, tokens_subject
 
 MAX_ATTEMPTS = 8

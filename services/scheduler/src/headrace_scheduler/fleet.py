@@ -20,17 +20,9 @@ from headrace_scheduler.worker_link import WorkerLink
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import BusError, ProtocolError
+from headrace_shared.fleet_messages import Hello, WorkerState
 from headrace_shared.leases import Leases
-from headrace_shared.messages import (
-    Hello,
-    Progress,
-    ReportMessage,
-    SchedulerId,
-    SequenceSnapshot,
-    Snapshot,
-    WorkerId,
-    WorkerState,
-)
+from headrace_shared.messages import Progress, ReportMessage, SchedulerId, SequenceSnapshot, Snapshot, WorkerId
 from headrace_shared.subjects import worker_lease_key
 
 SILENCE_S = 1.8

@@ -12,7 +12,8 @@ from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
-from headrace_shared.messages import FlightPart, SchedulerId
+from headrace_shared.messages import SchedulerId
+from headrace_shared.record_messages import FlightPart
 from headrace_shared.subjects import FLIGHT, flight_subject
 
 FLUSH_S = 1.0

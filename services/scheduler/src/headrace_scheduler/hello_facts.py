@@ -1,7 +1,7 @@
 """What a worker's Hello means to the core."""
 
 from headrace_scheduler.scheduler import Scheduler
-from headrace_shared.messages import Hello
+from headrace_shared.fleet_messages import Hello
 
 
 def apply_hello(core: Scheduler, hello: Hello, now: float, *, accepting: bool) -> bool:

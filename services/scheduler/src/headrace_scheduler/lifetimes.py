@@ -14,7 +14,8 @@ from headrace_scheduler.broker_clock import BrokerClock
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery, Message
 from headrace_shared.errors import BusError, ProtocolError
-from headrace_shared.messages import Attached, CancelReason, Request, RequestId, RouterId, Telemetry
+from headrace_shared.fleet_messages import Telemetry
+from headrace_shared.messages import Attached, CancelReason, Request, RequestId, RouterId
 from headrace_shared.subjects import ALL_ATTACHED, telemetry_subject
 
 CHECK_S = 0.5

@@ -8,7 +8,8 @@ import structlog
 from headrace_shared import codec
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, ProtocolError
-from headrace_shared.messages import LossRecord, RequestId
+from headrace_shared.messages import RequestId
+from headrace_shared.record_messages import LossRecord
 from headrace_shared.subjects import LOSSES
 
 MAX_CONCURRENT = 8

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import SchedulerId, Telemetry
+from headrace_shared.fleet_messages import Telemetry
+from headrace_shared.messages import SchedulerId
 from headrace_shared.subjects import telemetry_subject
 from headrace_shared.telemetry import NUM_WAITING
 

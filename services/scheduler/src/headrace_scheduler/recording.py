@@ -28,7 +28,7 @@ from headrace_scheduler import (
 from headrace_scheduler.decisions import Decisions
 from headrace_scheduler.object_graph import ObjectGraph
 from headrace_scheduler.scheduler import Scheduler
-from headrace_shared import messages
+from headrace_shared import fleet_messages, messages, record_messages
 
 CHUNK_BYTES = 512 * 1024
 """A chunk is complete when it has so many."""
@@ -195,6 +195,18 @@ def _classes_of(*modules: ModuleType) -> list[type]:
 
 STATE = ObjectGraph(
     _classes_of(
-        admission, blocks, decisions, fairness, ledger, registry, scheduler, sequence, suspects, waiting, messages
+        admission,
+        blocks,
+        decisions,
+        fairness,
+        ledger,
+        registry,
+        scheduler,
+        sequence,
+        suspects,
+        waiting,
+        messages,
+        fleet_messages,
+        record_messages,
     )
 )

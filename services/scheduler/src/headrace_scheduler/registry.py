@@ -11,7 +11,8 @@ from headrace_scheduler.fairness import Shares
 from headrace_scheduler.ledger import Stay
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
 from headrace_scheduler.waiting import WaitingList
-from headrace_shared.messages import DeadRequest, Outcome, Request, RequestEnded, RequestId
+from headrace_shared.messages import Outcome, Request, RequestEnded, RequestId
+from headrace_shared.record_messages import DeadRequest
 
 MAX_REMEMBERED = 16_384
 """Ended requests that are recognised in a late snapshot or redelivery: more than end within a lease or an ack wait."""

@@ -19,7 +19,7 @@ from headrace_scheduler.recording import PASS, STATE, Chunk, digest, load_state
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared.codec import decode
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import FlightPart
+from headrace_shared.record_messages import FlightPart
 
 LENGTH = struct.Struct(">I")
 EVENTS = event_names(Scheduler)

@@ -28,7 +28,6 @@ from headrace_scheduler.sequence import OwnedRequest, SequenceState
 from headrace_scheduler.suspects import MESSAGE, QUARANTINED, Suspects
 from headrace_shared.messages import (
     CancelReason,
-    LossRecord,
     Outcome,
     Progress,
     Request,
@@ -37,6 +36,7 @@ from headrace_shared.messages import (
     SequenceSnapshot,
     WorkerId,
 )
+from headrace_shared.record_messages import LossRecord
 
 ATTEMPTS_PER_DELIVERY = 256
 """A redelivered message starts above all attempts of its earlier delivery (the token log knows exactly, if given)."""

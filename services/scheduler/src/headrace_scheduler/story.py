@@ -21,7 +21,8 @@ from headrace_scheduler.replay import Moment, chunks, read_file, replay, split
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Admission, Request, RequestId, StoryLine
+from headrace_shared.messages import Admission, Request, RequestId
+from headrace_shared.record_messages import StoryLine
 
 NICENESS = 10
 

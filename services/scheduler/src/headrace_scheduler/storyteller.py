@@ -15,7 +15,8 @@ from headrace_shared.bus import Bus, Message
 from headrace_shared.child_environment import child_environment
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError
-from headrace_shared.messages import RequestId, RouterId, SchedulerId, Story, StoryLine, StoryQuery
+from headrace_shared.messages import RequestId, RouterId, SchedulerId
+from headrace_shared.record_messages import Story, StoryLine, StoryQuery
 from headrace_shared.subjects import ALL_FLIGHTS, FLIGHT, story_query_subject, story_subject
 
 MAX_WAITING = 16

@@ -20,7 +20,8 @@ from headrace_scheduler.decisions import LossCause
 from headrace_scheduler.ledger import Stay, WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import SUSPECT_AT, OwnedRequest, Sequence, SequenceState
-from headrace_shared.messages import LossRecord, RequestId, WorkerId
+from headrace_shared.messages import RequestId, WorkerId
+from headrace_shared.record_messages import LossRecord
 
 WEIGHTS: Mapping[LossCause, int] = {LossCause.HANDED_OVER: 0, LossCause.VANISHED: 1, LossCause.FAILED: SUSPECT_AT}
 MARGIN_TOKENS = 16

@@ -6,7 +6,7 @@ said again, neither by a compromised service nor by a broker that delivers twice
 
 from collections import OrderedDict
 
-from headrace_shared.messages import WorkerCommand
+from headrace_shared.fleet_messages import WorkerCommand
 
 MAX_AGE_S = 60.0
 """Apart from that machines' clocks may differ by so much."""

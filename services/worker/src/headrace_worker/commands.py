@@ -9,7 +9,8 @@ import structlog
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import BusError, ProtocolError
-from headrace_shared.messages import WorkerCommand, WorkerId, WorkerState
+from headrace_shared.fleet_messages import WorkerCommand, WorkerState
+from headrace_shared.messages import WorkerId
 from headrace_shared.subjects import commands_subject, replies_subject
 from headrace_worker.command_guard import CommandGuard
 from headrace_worker.duty import Action, Duty

@@ -12,8 +12,9 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from headrace_shared.codec import unpack_ids
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.grammars import USING_STACK_BYTES, GrammarError, Grammars
-from headrace_shared.messages import Admission, ModelCard
+from headrace_shared.messages import Admission
 from headrace_worker.restriction import Restriction, restriction_of
 
 WAIT_S = 0.02

@@ -12,7 +12,8 @@ machine itself asks for, by a signal, is final.
 
 from enum import Enum
 
-from headrace_shared.messages import CommandKind, CommandReply, DrainVerdict, WorkerCommand, WorkerId, WorkerState
+from headrace_shared.fleet_messages import CommandKind, CommandReply, WorkerCommand, WorkerState
+from headrace_shared.messages import DrainVerdict, WorkerId
 
 VERDICT_S = 3.0
 """A scheduler that holds the worker answers within a fraction of that."""

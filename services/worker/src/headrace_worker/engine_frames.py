@@ -14,7 +14,8 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Grant, ModelCard, SequenceId
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import Grant, SequenceId
 from headrace_worker.config import EngineConfig
 from headrace_worker.iteration import SequenceResult
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from headrace_shared.messages import Admission, BlockId, FinishReason, ModelCard, SequenceId, TokenLogprobs
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import Admission, BlockId, FinishReason, SequenceId, TokenLogprobs
 
 MAX_TARGETS = 64
 """Of all slices of an iteration: so many more rows of logits are in memory then."""

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from headrace_shared import codec, telemetry
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, ConfigError, HeadraceError
-from headrace_shared.messages import DrainVerdict, Hello, ModelCard, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, ModelCard, WorkerState
+from headrace_shared.messages import DrainVerdict, WorkerId
 from headrace_shared.model_cards import served_name, store_card
 from headrace_shared.service import Service
 from headrace_shared.subjects import TOKENS, grants_subject, hello_subject

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace_shared.messages import Admission, ModelCard, SequenceId
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import Admission, SequenceId
 from headrace_worker.adapters.store import AdapterStore
 from headrace_worker.constraint import Constraints
 from headrace_worker.forward import Forward

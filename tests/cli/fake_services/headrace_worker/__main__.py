@@ -8,7 +8,8 @@ import sys
 
 from headrace_shared.broker_permissions import Role
 from headrace_shared.codec import encode
-from headrace_shared.messages import Hello, WorkerId, WorkerState
+from headrace_shared.fleet_messages import Hello, WorkerState
+from headrace_shared.messages import WorkerId
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
 from headrace_shared.subjects import hello_subject

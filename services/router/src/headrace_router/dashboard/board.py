@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from headrace_shared import telemetry
-from headrace_shared.messages import Hello, Telemetry, WorkerState
+from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
 
 SILENT_AFTER_S = 4.0
 """Services speak once a second; who is silent for longer is gone."""

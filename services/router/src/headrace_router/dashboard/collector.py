@@ -13,7 +13,7 @@ from headrace_shared.backlog import model_depths
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import BusError, ProtocolError
-from headrace_shared.messages import Hello, Telemetry
+from headrace_shared.fleet_messages import Hello, Telemetry
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
 PERIOD_S = 1.0

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from headrace_router.dashboard.board import Board, Spoken
 from headrace_shared import telemetry
-from headrace_shared.messages import Hello, WorkerState
+from headrace_shared.fleet_messages import Hello, WorkerState
 
 MAX_WORKERS = 64
 """Told one by one."""

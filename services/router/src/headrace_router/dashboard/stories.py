@@ -8,7 +8,8 @@ import structlog
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, Overloaded, ProtocolError
-from headrace_shared.messages import RequestId, RouterId, SchedulerId, Story, StoryLine, StoryQuery
+from headrace_shared.messages import RequestId, RouterId, SchedulerId
+from headrace_shared.record_messages import Story, StoryLine, StoryQuery
 from headrace_shared.subjects import story_query_subject, story_subject
 
 ANSWER_S = 25.0

@@ -23,7 +23,7 @@ from headrace_shared.adapter_records import (
 )
 from headrace_shared.bus import Bus, Entry
 from headrace_shared.errors import BusError, ConfigError, OutcomeUnknown, ProtocolError, RevisionConflict
-from headrace_shared.messages import AdapterRecord, LoadedAdapter
+from headrace_shared.fleet_messages import AdapterRecord, LoadedAdapter
 from headrace_shared.subjects import ADAPTERS, adapter_key
 from headrace_worker.adapters.config import AdapterRefused
 from headrace_worker.adapters.folder import allowed_folder

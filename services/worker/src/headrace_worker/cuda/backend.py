@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.cuda.decoder_forward import DeviceAttention
 from headrace_worker.cuda.device import Device
 from headrace_worker.cuda.engine import CopyBlocks

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from headrace_shared.errors import ConfigError
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.adapters.store import AdapterStore
 from headrace_worker.adapters.weights import AdapterReader, adapter_bytes
 from headrace_worker.cuda.backend import Backend

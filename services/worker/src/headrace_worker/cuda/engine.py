@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace_shared.messages import Admission, BlockId, ModelCard, SequenceId
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import Admission, BlockId, SequenceId
 from headrace_worker.adapters.grouped import GroupedAdapters, RowGroup
 from headrace_worker.adapters.store import AdapterStore
 from headrace_worker.adapters.weights import AdapterWeights

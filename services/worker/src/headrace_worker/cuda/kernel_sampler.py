@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace_shared.messages import Admission, ModelCard, SequenceId
+from headrace_shared.fleet_messages import ModelCard
+from headrace_shared.messages import Admission, SequenceId
 from headrace_worker.constraint import Constraints, Limit
 from headrace_worker.cuda.device import Device
 from headrace_worker.cuda.frame import Frame

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headrace_shared.errors import ConfigError
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.models.config import MOST
 from headrace_worker.models.foreign_tokenizer import first_line, tokenizer_from_folder
 from headrace_worker.models.gguf import GgufFile

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.models.card import card_from_folder, card_from_gguf
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.gguf import GgufFile

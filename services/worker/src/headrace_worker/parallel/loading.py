@@ -3,8 +3,8 @@
 import torch
 
 from headrace_shared.errors import ConfigError
+from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.machine import num_cores
-from headrace_shared.messages import ModelCard
 from headrace_worker import engine as whole
 from headrace_worker.config import EngineConfig, check_model, with_defaults
 from headrace_worker.cuda.backend import Backend

@@ -8,7 +8,7 @@ import asyncio
 from msgspec.structs import replace
 
 from headrace_shared.errors import ConfigError
-from headrace_shared.messages import ModelCard
+from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import Load, Loaded, Refused, TokenizerPart
 from headrace_worker.engine_link import EngineLink
