@@ -69,7 +69,7 @@ def run(target: Target, data: bytes, findings: Findings) -> None:
     elapsed_s = time.process_time() - started_at
     if (
         not problem and elapsed_s > SLOW_S
-    ):  # a library that is loaded at its first use, perhaps: what is slow stays slow
+    ):  # a library was loaded, perhaps: what is slow stays slow
         started_at = time.process_time()
         with contextlib.suppress(*target.errors):
             target.run(data)
