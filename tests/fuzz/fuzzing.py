@@ -67,9 +67,7 @@ def run(target: Target, data: bytes, findings: Findings) -> None:
             raise
         problem = f"{type(error).__name__}: {error!s:.300}"
     elapsed_s = time.process_time() - started_at
-    if (
-        not problem and elapsed_s > SLOW_S
-    ):  # a library was loaded, perhaps: what is slow stays slow
+    if not problem and elapsed_s > SLOW_S:  # a library was loaded, perhaps: what is slow stays slow
         started_at = time.process_time()
         with contextlib.suppress(*target.errors):
             target.run(data)
