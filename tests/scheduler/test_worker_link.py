@@ -1,9 +1,19 @@
 """Numbering, adoption and heartbeats towards one worker."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from headrace_scheduler.decisions import Credit
-from headrace_scheduler.worker_link import ADOPTION_TIMEOUT_S, GRANT_LAG_S, HEARTBEAT_S, WorkerLink, split_credit
+from headrace_scheduler.worker_link import (
+    ADOPTION_TIMEOUT_S,
+    GRANT_LAG_S,
+    HEARTBEAT_S,
+    WorkerLink,
+    admission_bytes,
+    split_credit,
+)
 from headrace_shared import codec
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.messages import (
@@ -205,3 +215,75 @@ def test_credit_is_split_below_the_payload_limit(wire: Wire) -> None:
 def test_small_credit_is_one_grant() -> None:
     credit = Credit(admissions=[admission(1)], extensions=[Extension(SequenceId(2), (BlockId(3),))], releases=[])
     assert len(list(split_credit(credit, 1 << 20))) == 1
+
+
+LARGE = 2**32 - 1
+"""No token or block id takes more bytes."""
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"allowed_token_ids": codec.pack_ids(range(16_384))},
+        {"bad_words": ((LARGE,) * 32,) * 128},
+        {"bad_words": ((LARGE,),) * 4096},
+        {"logprob_token_ids": (LARGE,) * 512},
+        {"grammar": "\u6c34" * 20_000},
+        {"logit_bias": {LARGE - number: -0.1 for number in range(1024)}},
+        {},
+    ],
+    ids=lambda sampling: next(iter(sampling), "none"),
+)
+def test_no_admission_is_larger_than_reckoned(wire: Wire, sampling: dict[str, Any]) -> None:
+    """Else a grant of several exceeds the broker's limit, and the worker is adopted again and again."""
+    request = msgspec.structs.replace(
+        admission(1).request,
+        request_id=RequestId("r" * 64),
+        router=RouterId("\u6c34" * 32),
+        model="\u6c34" * 256,
+        tenant="\u6c34" * 256,
+        cache_salt="\u6c34" * 256,
+        adapter="\u6c34" * 128,
+        adapter_digest="d" * 64,
+        trace={"traceparent": "t" * 55, "": "", "tracestate": "s" * 512},
+        num_choices=128,
+        priority=-100,
+        weight=0.1,
+        timeout_s=0.1,
+        embeds=True,
+        sampling=SamplingParams(
+            seed=2**63 - 1,
+            temperature=0.1,
+            top_k=LARGE,
+            top_p=0.1,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            presence_penalty=0.1,
+            frequency_penalty=0.1,
+            num_logprobs=20,
+            num_prompt_logprobs=20,
+            **sampling,
+        ),
+        stop=StopParams(max_tokens=2**20, min_tokens=2**20, stop_token_ids=(LARGE,) * 256),
+    )
+    large = Admission(
+        sequence_id=SequenceId(2**62),
+        request=request,
+        choice=127,
+        attempt=2**20,
+        block_ids=(BlockId(LARGE),) * 1000,
+        output=bytes(4000),
+        num_cached=2**20,
+        copies=((BlockId(LARGE), BlockId(LARGE)),) * 8,
+        ack_subject="$" * 200,
+        stream_sequence=2**62,
+        num_losses=2**20,
+        suspicion=2**20,
+        rank=-(2**20),
+    )
+    size = len(codec.encode(large))
+    assert size <= admission_bytes(large) <= 4 * size + 4096
+    link = active_link(wire, 1 << 18)
+    link.grant(Credit(admissions=[large] * 20, extensions=[], releases=[]), 0.0)
+    assert all(len(codec.encode(grant)) <= 1 << 18 for grant in wire.grants)
+    assert sum(len(grant.admissions) for grant in wire.grants) == 20

@@ -201,16 +201,18 @@ def split_credit(credit: Credit, max_bytes: int) -> Bodies:
 
 def admission_bytes(admission: Admission) -> int:
     """An upper bound of its encoded size."""
-    request = admission.request
+    request, sampling = admission.request, admission.request.sampling
     text = len(request.model) + len(request.tenant) + len(request.cache_salt) + len(admission.ack_subject)
-    text += len(request.adapter) + len(request.adapter_digest)
-    text += sum(len(key) + len(value) for key, value in request.trace.items())
-    numbers = len(admission.block_ids) + 2 * len(admission.copies) + len(request.stop.stop_token_ids)
+    text += len(request.adapter) + len(request.adapter_digest) + len(sampling.grammar)
+    text += sum(2 + len(key) + len(value) for key, value in request.trace.items())
+    numbers = len(admission.block_ids) + 3 * len(admission.copies) + len(request.stop.stop_token_ids)
+    numbers += len(sampling.logprob_token_ids) + sum(1 + len(word) for word in sampling.bad_words)
     return (
-        1024
+        2048
         + len(request.prompt)
         + len(admission.output)
+        + len(sampling.allowed_token_ids)
         + 4 * text
         + 5 * numbers
-        + 16 * len(request.sampling.logit_bias)
+        + 16 * len(sampling.logit_bias)
     )
