@@ -24,7 +24,16 @@ from headrace_router.identity import Identity
 from headrace_router.metrics import RouterMetrics
 from headrace_router.owners import owner_token
 from headrace_shared.bus import Message
-from headrace_shared.errors import BusError, Forbidden, InvalidRequest, Overloaded, QueueFull, ServiceFailure
+from headrace_shared.codec import encode
+from headrace_shared.errors import (
+    BusError,
+    BusUnavailable,
+    Forbidden,
+    InvalidRequest,
+    Overloaded,
+    QueueFull,
+    ServiceFailure,
+)
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.subjects import BATCH_RESULTS, FILES
 from headrace_shared.telemetry import Metrics
@@ -256,6 +265,59 @@ async def test_an_input_that_is_lost_fails_the_batch(quick: None) -> None:
     await (await world.take(record)).run()
     over = await world.record()
     assert over.state is BatchState.FAILED and over.errors[0].code == "input_file_lost"
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_results_outlive_the_input(is_deleted: bool, quick: None) -> None:
+    world = await World().open()
+    record = await world.batch(200)
+    first = asyncio.create_task((await world.take(record)).run())
+    while sum(world.answered.values()) < 50:  # noqa: ASYNC110 - no event tells it
+        await asyncio.sleep(0.001)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    num_done = len((await world.journal.done(record.batch_id)).numbers)
+    world.now += 8_000 if not is_deleted else 0
+    owner = owner_token(OWNER)
+    (file,) = await world.library.all_of(owner)
+    entry = await world.bus.get(FILES.name, f"{owner}.{file.file_id}")
+    assert entry is not None
+    expired = msgspec.structs.replace(file, expires_at=int(world.now) - 1)
+    await world.bus.put(FILES.name, f"{owner}.{file.file_id}", encode(expired))
+    await world.library.sweep(() if is_deleted else {file.file_id})
+    assert await world.library.all_of(owner) == []
+    await (await world.take(record)).run()
+    over = await world.record()
+    output = await world.lines(over.output_file_id)
+    assert over.state is (BatchState.FAILED if is_deleted else BatchState.COMPLETED)
+    assert over.completed == len(output) == (num_done if is_deleted else 200)
+    assert over.error_file_id == "" and [error.code for error in over.errors] == ["input_file_lost"] * is_deleted
+    assert await world.bus.num_messages(BATCH_RESULTS.name) == 0
+    assert {file.file_id for file in await world.library.all_of(owner)} == {over.output_file_id}
+
+
+async def test_what_a_dead_router_has_written_is_gone_before_it_has_no_name(quick: None) -> None:
+    class Dying(FileLibrary):
+        async def discard(self, owner: str, file_id: str) -> None:
+            raise BusUnavailable("died here")
+
+    world = await World().open()
+    record = await world.batch(5)
+    await (await world.take(record)).run()
+    over = await world.record()
+    # As if its end had not been written down.
+    await world.store.change(over, lambda now: msgspec.structs.replace(now, state=BatchState.FINALIZING))
+    kept = world.parts
+    world.parts = kept._replace(library=Dying(world.bus, world.library.limits, lambda: world.now))
+    with pytest.raises(BusUnavailable):
+        await (await world.take(record)).run()
+    assert (await world.record()).output_file_id == over.output_file_id
+    world.parts = kept
+    for line in range(1, 6):
+        await world.journal.add("batch_1", LineResult(number=line, custom_id=f"c{line}", status=200, body=b"{}"))
+    await (await world.take(record)).run()
+    files = {file.file_id for file in await world.library.all_of(owner_token(OWNER))}
+    assert files == {record.input_file_id, (await world.record()).output_file_id}
 
 
 async def test_the_journal_gives_each_line_once() -> None:

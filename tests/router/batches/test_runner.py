@@ -6,13 +6,14 @@ import pytest
 
 from headrace_router.batches import runner as runner_module
 from headrace_router.batches.record import BatchRecord, BatchState
+from headrace_router.batches.results import LineResult
 from headrace_router.batches.runner import BatchRunner
 from headrace_router.batches.turns import ActiveLimits
 from headrace_router.call import Call
 from headrace_router.owners import owner_token
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.subjects import FILES
+from headrace_shared.subjects import BATCH_RESULTS, FILES
 from headrace_shared.tasks import end
 from tests.router.batches.test_run import OWNER, URL, World
 from tests.router.support import until
@@ -79,6 +80,25 @@ async def batches(world: World, count: int) -> list[BatchRecord]:
     return records
 
 
+async def left_behind(world: World) -> None:
+    """A batch whose router died when only its results were still to be purged."""
+    over = BatchRecord(
+        batch_id="batch_old",
+        owner=OWNER,
+        key_id="",
+        endpoint=URL,
+        input_file_id="",
+        created_at=world.now,
+        expires_at=int(world.now) + 1,
+        output_life_s=3600,
+        state=BatchState.COMPLETED,
+        in_progress_at=int(world.now),
+        completed_at=int(world.now),
+    )
+    await world.store.create(over)
+    await world.journal.add(over.batch_id, LineResult(number=1, custom_id="c", status=200, body=b"{}"))
+
+
 async def states(world: World) -> set[BatchState]:
     return {record.state for record in await world.store.all_of(OWNER)}
 
@@ -122,11 +142,11 @@ async def test_a_batch_in_trouble_is_tried_again_and_hinders_nobody(monkeypatch:
     class Troubled(World):
         num_times = 0
 
-        async def stored(self, owner: str, file_id: str) -> object:
+        async def stored(self, owner: str, file_id: str, *, is_in_use: bool) -> object:
             self.num_times += 1
             if self.num_times < 4:
                 raise BusUnavailable("not now") if self.num_times % 2 else RuntimeError("a fault")
-            return await type(self.library).stored(self.library, owner, file_id)
+            return await type(self.library).stored(self.library, owner, file_id, is_in_use=is_in_use)
 
     world = Troubled()
     await world.open()
@@ -162,6 +182,7 @@ async def test_one_router_tidies_up_and_nothing_runs_while_there_is_no_batch(mon
     monkeypatch.setattr(runner_module, "SWEEP_S", 0.3)
     world = await World().open()
     record = await world.batch(5)
+    await left_behind(world)
     async with Routers(world, 2) as routers:
         async with asyncio.timeout(10.0):
             while not (await world.record()).is_over:  # noqa: ASYNC110 - the broker's state
@@ -171,4 +192,5 @@ async def test_one_router_tidies_up_and_nothing_runs_while_there_is_no_batch(mon
             while await world.bus.entries(FILES.name):  # noqa: ASYNC110 - the broker's state
                 await asyncio.sleep(0.02)
         await until(lambda: all(runner._keeper is None for runner in routers.runners))
+        assert await world.bus.num_messages(BATCH_RESULTS.name) == 0
     assert await world.library.all_of(owner_token(OWNER)) == [] and record.input_file_id

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -89,6 +89,13 @@ class Journal:
     async def purge(self, batch_id: str) -> None:
         """Raises BusError."""
         await self._bus.purge(BATCH_RESULTS.name, batch_results_subject(batch_id))
+
+    async def tidy(self, batch_ids: Iterable[str]) -> None:
+        """Of batches that are over: whoever ended one may have died before it could purge. Raises BusError."""
+        if not await self._bus.num_messages(BATCH_RESULTS.name):
+            return
+        for batch_id in batch_ids:
+            await self.purge(batch_id)
 
     async def _parts(self, batch_id: str) -> AsyncGenerator[ResultPart, None]:
         subject, sequence, limit = batch_results_subject(batch_id), 1, READ_MESSAGES

@@ -25,12 +25,13 @@ async def write_files(
     record: BatchRecord,
     journal: Journal,
     library: FileLibrary,
-    lines: Callable[[set[int]], AsyncGenerator[Line, None]],
+    lines: Callable[[set[int]], AsyncGenerator[Line, None]] | None,
     *,
     may_be_short: bool,
 ) -> Written:
-    """Under the ids that the record names; a file without lines is not kept. `lines(done)`: of the input, all others.
-    `may_be_short`: there may be lines without a result. Raises BusError; then nothing is left."""
+    """Under the ids that the record names; a file without lines is not kept. `lines(done)`: of the input, all others;
+    None: nobody knows them any more. `may_be_short`: there may be lines without a result. Raises BusError; then nothing
+    is left."""
     drafts: list[Draft] = []
     try:
         for file_id, kind in ((record.output_file_id, "output"), (record.error_file_id, "error")):
@@ -50,7 +51,7 @@ async def write_files(
 async def _fill(
     record: BatchRecord,
     journal: Journal,
-    lines: Callable[[set[int]], AsyncGenerator[Line, None]],
+    lines: Callable[[set[int]], AsyncGenerator[Line, None]] | None,
     output: Draft,
     errors: Draft,
     *,
@@ -67,6 +68,8 @@ async def _fill(
     if len(done) < record.total:
         if not may_be_short:
             raise BusUnavailable(f"{record.batch_id}: {len(done)} of {record.total} results are there")
+        if lines is None:
+            return Written(num_good, num_failed)
         was_cancelled = record.state is BatchState.CANCELLING
         async with aclosing(lines(done)) as rest:
             async for line in rest:

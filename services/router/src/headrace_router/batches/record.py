@@ -121,6 +121,18 @@ def rejected(record: BatchRecord, errors: tuple[BatchError, ...], now: float) ->
     return replace(move(record, BatchState.FAILED, now), errors=errors[:MAX_ERRORS])
 
 
+def named(record: BatchRecord, output_file_id: str, error_file_id: str) -> BatchRecord:
+    """Its files are being written, under these ids."""
+    return replace(record, output_file_id=output_file_id, error_file_id=error_file_id)
+
+
+def broken(
+    record: BatchRecord, error: BatchError, completed: int, failed: int, files: tuple[str, str], now: float
+) -> BatchRecord:
+    """It cannot go on. The lines that were done are in its files."""
+    return replace(named(rejected(record, (error,), now), *files), completed=completed, failed=failed)
+
+
 def counted(record: BatchRecord, completed: int, failed: int) -> BatchRecord:
     """So many lines are done. Counts never fall: what is told may be late."""
     return replace(record, completed=max(record.completed, completed), failed=max(record.failed, failed))
@@ -136,10 +148,10 @@ def finalized(
 ) -> BatchRecord:
     """Its files are being written, under these ids; perhaps not for the first time. `is_late`: its window ended before
     its lines were done."""
-    named = replace(record, output_file_id=output_file_id, error_file_id=error_file_id)
+    record = named(record, output_file_id, error_file_id)
     if record.state in (BatchState.FINALIZING, BatchState.CANCELLING):
-        return named
-    return replace(move(named, BatchState.FINALIZING, now), is_late=is_late)
+        return record
+    return replace(move(record, BatchState.FINALIZING, now), is_late=is_late)
 
 
 def ended(record: BatchRecord, completed: int, failed: int, files: tuple[str, str], now: float) -> BatchRecord:
@@ -148,11 +160,4 @@ def ended(record: BatchRecord, completed: int, failed: int, files: tuple[str, st
         state = BatchState.CANCELLED
     else:
         state = BatchState.EXPIRED if record.is_late else BatchState.COMPLETED
-    output_file_id, error_file_id = files
-    return replace(
-        move(record, state, now),
-        completed=completed,
-        failed=failed,
-        output_file_id=output_file_id,
-        error_file_id=error_file_id,
-    )
+    return replace(named(move(record, state, now), *files), completed=completed, failed=failed)

@@ -17,16 +17,18 @@ import structlog
 from headrace_router.batches.execution import BatchLine, LineExecutor, LineFailed, result_of_failure
 from headrace_router.batches.journal import Journal
 from headrace_router.batches.lines import Line, LineChecker, LineSplitter, parse_line
-from headrace_router.batches.output import write_files
+from headrace_router.batches.output import Written, write_files
 from headrace_router.batches.record import (
     MAX_ERRORS,
     BatchError,
     BatchRecord,
     BatchState,
+    broken,
     checked,
     counted,
     ended,
     finalized,
+    named,
     rejected,
 )
 from headrace_router.batches.results import LineResult
@@ -113,8 +115,7 @@ class BatchRun:
             if not self._record.is_over:
                 await self._finalize()
         except InputLost as lost:
-            error = BatchError(code="input_file_lost", message=str(lost))
-            await self._change(lambda record: rejected(record, (error,), self._parts.clock()))
+            await self._end_without_input(BatchError(code="input_file_lost", message=str(lost)))
         except Superseded:
             kept = await self._parts.store.get(self._record.owner, self._record.batch_id)
             if kept is None or kept.record.is_over:
@@ -267,7 +268,7 @@ class BatchRun:
         """Raises InputLost."""
         owner = owner_token(self._record.owner)
         try:
-            stored = await self._parts.library.stored(owner, self._record.input_file_id)
+            stored = await self._parts.library.stored(owner, self._record.input_file_id, is_in_use=True)
             async with aclosing(self._parts.library.content(stored)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -296,26 +297,49 @@ class BatchRun:
         if not record.in_progress_at:
             await self._change(lambda record: self._without_files(record))
             return
-        owner, named = owner_token(record.owner), (record.output_file_id, record.error_file_id)
-        output_file_id, error_file_id = new_file_id(), new_file_id()
-        await self._change(
-            lambda record: finalized(record, output_file_id, error_file_id, parts.clock(), is_late=self._is_late)
-        )
-        for file_id in named:
-            if file_id:  # of somebody who did not come to the end
-                await parts.library.discard(owner, file_id)
+        ids = await self._new_files()
+        await self._change(lambda record: finalized(record, *ids, parts.clock(), is_late=self._is_late))
         record = self._record
         # A broker of a cluster may not know the last results yet; and results must not be missed for ever.
         may_be_short = record.state is BatchState.CANCELLING or record.is_late or parts.clock() >= record.expires_at
         written = await write_files(record, parts.journal, parts.library, self._lines, may_be_short=may_be_short)
-        files = (output_file_id if written.num_good else "", error_file_id if written.num_failed else "")
-        now = parts.clock()
+        await self._end_with(written, ended)
+
+    async def _end_without_input(self, error: BatchError) -> None:
+        """What has been paid for is not lost with it."""
+        parts = self._parts
+        if not self._record.in_progress_at:
+            await self._change(lambda record: rejected(record, (error,), parts.clock()))
+            return
+        ids = await self._new_files()
+        await self._change(lambda record: named(record, *ids))
+        written = await write_files(self._record, parts.journal, parts.library, None, may_be_short=True)
+        await self._end_with(
+            written, lambda record, good, failed, files, now: broken(record, error, good, failed, files, now)
+        )
+
+    async def _new_files(self) -> tuple[str, str]:
+        """Ids. First goes what somebody who did not come to the end has written: nobody knows it by another name."""
+        for file_id in (self._record.output_file_id, self._record.error_file_id):
+            if file_id:
+                await self._parts.library.discard(owner_token(self._record.owner), file_id)
+        return new_file_id(), new_file_id()
+
+    async def _end_with(
+        self, written: Written, change: Callable[[BatchRecord, int, int, tuple[str, str], float], BatchRecord]
+    ) -> None:
+        """The files that the record names are written."""
+        record, now = self._record, self._parts.clock()
+        files = (
+            record.output_file_id if written.num_good else "",
+            record.error_file_id if written.num_failed else "",
+        )
         try:
-            await self._change(lambda record: ended(record, written.num_good, written.num_failed, files, now))
+            await self._change(lambda record: change(record, written.num_good, written.num_failed, files, now))
         except Superseded:
             for file_id in files:
                 if file_id:
-                    await parts.library.discard(owner, file_id)
+                    await self._parts.library.discard(owner_token(record.owner), file_id)
             raise
 
     def _without_files(self, record: BatchRecord) -> BatchRecord:

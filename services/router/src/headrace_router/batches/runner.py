@@ -6,6 +6,7 @@ dies is noticed by its leases, and what it ran goes on elsewhere.
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from headrace_router.batches.turns import ActiveLimits, turns
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.leases import Leases
-from headrace_shared.subjects import BATCH_LEASES
+from headrace_shared.subjects import BATCH_LEASES, BATCH_RESULTS
 from headrace_shared.tasks import end
 
 log = structlog.get_logger(__name__)
@@ -34,7 +35,7 @@ MAX_BACKOFF_S = 60.0
 MAX_KNOWN = 10_000
 """Unfinished batches. Those beyond are heard of again when they change."""
 TIDYING = "tidying"
-"""The lease of who deletes files that have expired."""
+"""The lease of who deletes files that have expired, and results of batches that are over."""
 
 
 class _Running(NamedTuple):
@@ -68,6 +69,8 @@ class BatchRunner:
         self._free_since: dict[str, float] = {}
         self._running: dict[str, _Running] = {}
         self._troubled: dict[str, _Troubled] = {}
+        self._over: set[str] = set()
+        """Ids of batches whose results in the journal nobody needs."""
         self._swept_at = clock()
         self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -218,6 +221,8 @@ class BatchRunner:
 
     def _on_change(self, key: str, record: BatchRecord | None) -> None:
         if record is None or record.is_over:
+            if record is not None and self._may_have_results(record) and len(self._over) < MAX_KNOWN:
+                self._over.add(record.batch_id)
             gone = self._known.pop(key, None)
             if gone is not None:
                 self._troubled.pop(gone.batch_id, None)
@@ -229,6 +234,11 @@ class BatchRunner:
         running = self._running.get(record.batch_id)
         if running is not None:
             running.run.on_change(record)
+
+    def _may_have_results(self, record: BatchRecord) -> bool:
+        """Where it has not been so long that they are gone anyway."""
+        ended_at = max(record.completed_at, record.expired_at, record.cancelled_at, record.failed_at)
+        return record.in_progress_at > 0 and self._parts.clock() - ended_at < (BATCH_RESULTS.max_age_s or math.inf)
 
     def _on_lost(self, key: str) -> None:
         running = self._running.get(key.removeprefix(_key("")))
@@ -245,6 +255,9 @@ class BatchRunner:
                 return
             self._renew()
             try:
+                over = set(self._over)
+                await self._parts.journal.tidy(over)
+                self._over -= over
                 num_swept = await self._parts.library.sweep(self.in_use())
             finally:
                 await self._leases.release(TIDYING)

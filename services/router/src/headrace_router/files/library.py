@@ -128,9 +128,9 @@ class FileLibrary:
             key=lambda record: (record.created_at, record.file_id),
         )
 
-    async def stored(self, owner: str, file_id: str) -> StoredFile:
-        """Raises InvalidRequest (404), BusError."""
-        record = await self.find(owner, file_id)
+    async def stored(self, owner: str, file_id: str, *, is_in_use: bool = False) -> StoredFile:
+        """`is_in_use`: also one that has expired, while `sweep` spares it. Raises InvalidRequest (404), BusError."""
+        record = (await self._find(owner, file_id, even_expired=is_in_use)).record
         for _ in range(MAX_LOOKS):
             info = await self._objects.info(file_id)
             if info is not None:
@@ -194,10 +194,11 @@ class FileLibrary:
         revision = await self._bus.create(FILES.name, _key(record), encode(record))
         return Draft(record, revision, self._objects.writer(record.file_id), self.limits.max_bytes)
 
-    async def _find(self, owner: str, file_id: str) -> Counted:
+    async def _find(self, owner: str, file_id: str, *, even_expired: bool = False) -> Counted:
         entry = await self._bus.get(FILES.name, f"{owner}.{check_file_id(file_id)}")
         record = None if entry is None else _decoded(entry)
-        if entry is None or record is None or not record.is_visible(self._clock()):
+        now = float("-inf") if even_expired else self._clock()
+        if entry is None or record is None or not record.is_visible(now):
             raise file_not_found(file_id)
         return Counted(record, entry.revision)
 
