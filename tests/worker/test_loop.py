@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from headrace_shared.messages import Admission, BlockId, Extension, FinishReason, SequenceId
-from headrace_worker.iteration import SampledToken, SequenceSlice
+from headrace_worker.engine_frames import MAX_FRAME_BYTES
+from headrace_worker.iteration import MAX_EMBEDDED, SampledToken, SequenceSlice
 from headrace_worker.loop import IterationLoop
+from headrace_worker.models.config import MOST
 from tests.scripted_engine import BAD_TOKEN_AT, ERROR_AT, ScriptedEngine, expected_output
 from tests.worker.loop_builders import Collected, admission, run_until_idle
 
@@ -14,8 +17,10 @@ PROMPT = list(range(100, 110))
 
 
 class RecordingEngine(ScriptedEngine):
-    def __init__(self, *, tokens_per_iteration: int = 256, max_sequences: int = 64) -> None:
-        super().__init__(tokens_per_iteration=tokens_per_iteration, max_sequences=max_sequences)
+    def __init__(self, *, tokens_per_iteration: int = 256, max_sequences: int = 64, looks_ahead: bool = False) -> None:
+        super().__init__(
+            tokens_per_iteration=tokens_per_iteration, max_sequences=max_sequences, looks_ahead=looks_ahead
+        )
         self.iterations: list[list[tuple[int, int, int]]] = []
 
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
@@ -75,6 +80,22 @@ def test_a_long_prompt_is_computed_in_chunks(looks_ahead: bool) -> None:
     collected = run_until_idle(loop)
     assert collected.tokens[1] == expected_output(prompt, 0, 0, 2)
     assert collected.num_prefill_tokens == 100
+
+
+def test_embeddings_of_an_iteration_fit_into_its_frame(looks_ahead: bool) -> None:
+    engine = RecordingEngine(tokens_per_iteration=500, max_sequences=200, looks_ahead=looks_ahead)
+    loop = IterationLoop(engine)
+    for number in range(100):
+        # Prompts of one token too, which else look like sequences that decode.
+        plain = admission(number, PROMPT[: 1 + number % 3], [number], max_tokens=1)
+        loop.admit(replace(plain, request=replace(plain.request, embeds=True)))
+    loop.admit(admission(100, PROMPT, [100], max_tokens=3))
+    collected = run_until_idle(loop)
+    assert all(len(collected.tokens[number]) == 1 for number in range(100)) and len(collected.tokens[100]) == 3
+    most = max(len([part for part in parts if part[0] < 100]) for parts in engine.iterations)
+    assert most == MAX_EMBEDDED
+    assert any(part[0] == 100 for part in engine.iterations[0]), "others are not held up"
+    assert MAX_EMBEDDED * (4 * MOST["hidden_size"] + 64 * 1024) <= MAX_FRAME_BYTES
 
 
 def test_stops_at_a_stop_token_and_discards_what_was_sampled_ahead(looks_ahead: bool) -> None:

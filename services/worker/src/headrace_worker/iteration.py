@@ -14,6 +14,9 @@ from headrace_shared.messages import Admission, BlockId, FinishReason, SequenceI
 
 MAX_TARGETS = 64
 """Of all slices of an iteration: so many more rows of logits are in memory then."""
+MAX_EMBEDDED = 24
+"""Sequences of an iteration that want an embedding, whatever part of their prompt it computes: it tells all of them in
+one frame, also with the largest hidden size (`models.config.MOST`)."""
 
 Report = Callable[[str, int, int], None]
 """Progress of loading: (what is being done, steps done, steps in all)."""

@@ -27,7 +27,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace_shared.messages import Admission, Extension, SequenceId, TokenLogprobs
-from headrace_worker.iteration import MAX_TARGETS, AdapterSet, Engine, SampledToken, SequenceResult, SequenceSlice
+from headrace_worker.iteration import (
+    MAX_EMBEDDED,
+    MAX_TARGETS,
+    AdapterSet,
+    Engine,
+    SampledToken,
+    SequenceResult,
+    SequenceSlice,
+)
 from headrace_worker.pacing import Pacer
 from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
 
@@ -181,7 +189,7 @@ class IterationLoop:
         for sequence in self._sequences.values():
             if sequence.is_over or (self._is_pipeline and sequence.num_sampling) or self._is_held_up(sequence):
                 continue
-            if sequence.num_left > 1:
+            if sequence.num_left > 1 or sequence.wants_embedding:
                 prompts.append(sequence)
             elif (part := sequence.next_slice(block_size, 1)) is not None:
                 decoding.append((sequence, part))
@@ -202,6 +210,7 @@ class IterationLoop:
         # Whoever goes first gets its token when the iteration ends, so those behind must not make it long.
         behind_budget = self._facts.tokens_per_iteration // BEHIND_SHARE
         scored_budget = MAX_TARGETS
+        embedded_places = MAX_EMBEDDED
         for position, sequence in enumerate(prompts):
             if not budget or not places:
                 break
@@ -216,12 +225,15 @@ class IterationLoop:
                 most = min(most, behind_budget)
             if sequence.is_scoring:
                 most = min(most, scored_budget)
+            if sequence.wants_embedding and not embedded_places:
+                continue
             if most and (part := sequence.next_slice(self._facts.block_size, most)) is not None:
                 parts.append((sequence, part))
                 budget -= part.num_tokens
                 long_budget -= part.num_tokens if is_long else 0
                 behind_budget -= part.num_tokens if is_behind else 0
                 scored_budget -= len(part.targets)
+                embedded_places -= sequence.wants_embedding
                 places -= 1
         return budget
 

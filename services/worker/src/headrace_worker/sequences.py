@@ -85,6 +85,11 @@ class LoopSequence:
         return self.num_submitted + 1 < self.num_scored
 
     @property
+    def wants_embedding(self) -> bool:
+        """Of what its next slice belongs to."""
+        return self.admission.request.embeds and not self.num_sampling
+
+    @property
     def num_uncached(self) -> int:
         """Tokens that were to be computed when it came."""
         return self.num_admitted - self.admission.num_cached

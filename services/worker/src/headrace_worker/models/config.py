@@ -15,7 +15,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 MOST = {
     "vocab_size": 1 << 22,
-    "hidden_size": 1 << 17,
+    "hidden_size": 1 << 16,
     "intermediate_size": 1 << 20,
     "num_layers": 1 << 10,
     "num_heads": 1 << 12,
