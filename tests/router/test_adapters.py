@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 
 from headrace_router.adapters import AdapterTable
-from headrace_shared.adapter_records import StoredAdapter, store_adapter, stored_adapter
+from headrace_shared.adapter_records import StoredAdapter, find_adapter, store_adapter, stored_adapter
 from headrace_shared.bus import Entry
 from headrace_shared.codec import encode
 from headrace_shared.fleet_messages import AdapterRecord, Hello, LoadedAdapter, WorkerState
@@ -104,6 +106,22 @@ async def test_what_no_worker_can_load_is_told_and_leaves_no_trace() -> None:
         assert "rank 999" in error["message"]
         assert await router.bus.entries(ADAPTERS.name) == []
         assert (await complete(router, "poet")).status_code == 404
+
+
+async def test_a_load_that_a_router_did_not_live_to_finish_blocks_no_name() -> None:
+    async with loading_router() as (router, admin):
+        now = int(time.time())
+        await store_adapter(router.bus, replace(POET, digest="", created=now), None)
+        reply = await load(router, admin)
+        assert reply.json()["error"]["code"] == "name_taken", "somebody else may be loading it"
+        stored = await find_adapter(router.bus, "poet")
+        await store_adapter(router.bus, replace(POET, digest="", created=now - 1000), stored)
+        reply = await load(router, admin)
+        assert reply.status_code == 200, reply.text
+        stored = await find_adapter(router.bus, "poet")
+        assert stored is not None
+        assert (stored.record.path, stored.record.digest) == ("poets/first", "digest of poets/first")
+        assert (await complete(router, "poet")).status_code == 200
 
 
 async def test_only_administrators_may() -> None:

@@ -87,7 +87,7 @@ class AdapterAdmin:
             raise Overloaded(
                 "No worker is there to load it.", retry_after_s=retry_after(10.0), code="no_worker", status=503
             )
-        stored = await self._put(record, None)
+        stored = await self._put(record, await self._abandoned(record.name))
         try:
             return await self._settle(stored)
         except BaseException:
@@ -147,6 +147,14 @@ class AdapterAdmin:
         except RevisionConflict as error:
             raise _taken(record.name) from error
         self._table.put(stored)
+        return stored
+
+    async def _abandoned(self, name: str) -> StoredAdapter | None:
+        """What a router that died while it loaded this name has left on record."""
+        stored = await self._find(name)
+        if stored is None or stored.record.digest or time.time() - stored.record.created <= LOAD_TIMEOUT_S:
+            return None
+        log.warning("taking over an adapter that nobody finished to load", adapter=name)
         return stored
 
     async def _find(self, name: str) -> StoredAdapter | None:
