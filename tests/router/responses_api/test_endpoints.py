@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace_router.responses_api import stored
 from headrace_router.settings import RouterSettings
 from headrace_shared.bus import Bus
 from headrace_shared.codec import pack_ids, unpack_ids
@@ -350,6 +351,24 @@ async def test_a_failure_in_the_background_is_kept() -> None:
         assert whole.status_code == 500 and whole.json()["error"]["message"] == "The worker broke."
 
 
+async def test_a_client_that_leaves_before_its_response_began_leaves_no_work_behind() -> None:
+    class SlowToStore(MemoryBus):
+        async def create(self, bucket: str, key: str, value: bytes) -> int:
+            if bucket == RESPONSES.name:
+                await asyncio.Event().wait()
+            return await super().create(bucket, key, value)
+
+    broker = MemoryBroker()
+    async with running_router(
+        in_steps("the tin", asyncio.Event()), buses=(SlowToStore(broker), MemoryBus(broker))
+    ) as router:
+        leaving = asyncio.create_task(create(router.client, background=True))
+        await until(lambda: bool(router.worker.requests))
+        leaving.cancel()
+        await until(lambda: bool(router.worker.cancels))
+        assert router.worker.cancels[0].request_id == router.worker.requests[0].request_id
+
+
 async def test_what_a_dead_router_has_left_is_read_to_its_end() -> None:
     gate = asyncio.Event()
     broker = MemoryBroker()
@@ -431,6 +450,17 @@ async def test_a_conversation_that_is_too_long_to_be_stored() -> None:
         assert refused.status_code == 413 and refused.json()["error"]["param"] == "store"
         made = (await router.client.post(PATH, json=fields)).json()
         assert made["store"] is False and (await router.client.get(f"{PATH}/{made['id']}")).status_code == 404
+
+
+async def test_a_conversation_that_could_not_be_unpacked_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "MAX_BYTES", 10_000)
+    async with running_router(says("ok")) as router:
+        given = [{"role": "user", "content": "x" * 20_000}, {"role": "user", "content": "Hi"}]
+        fields = body(given, truncation="auto")
+        refused = await router.client.post(PATH, json=fields | {"background": True})
+        assert refused.status_code == 413 and refused.json()["error"]["param"] == "store"
+        made = (await router.client.post(PATH, json=fields)).json()
+        assert made["store"] is False and text_of(made) == "ok"
 
 
 def test_buckets_are_bounded() -> None:

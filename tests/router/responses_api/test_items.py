@@ -95,8 +95,21 @@ def test_a_conversation_needs_no_new_input() -> None:
 
 def test_results_of_earlier_calls_and_references_to_earlier_items() -> None:
     context = items([{"role": "user", "content": "a"}, CALL])
-    result, again = items([RESULT, {"type": "item_reference", "id": context[0]["id"]}], context)
-    assert result["call_id"] == "c1" and again == context[0]
+    (result,) = items([RESULT, {"type": "item_reference", "id": context[0]["id"]}], context)
+    assert result["call_id"] == "c1", "what is referred to is there already"
+
+
+def test_references_make_a_conversation_no_larger() -> None:
+    context = items([{"role": "user", "content": "a" * 1000}])
+    assert items([{"type": "item_reference", "id": context[0]["id"]}] * 100, context) == []
+
+
+def test_no_two_items_have_the_same_id() -> None:
+    said = {"id": "msg_9", "role": "user", "content": "a"}
+    first = items([said, said, {**CALL, "id": "msg_9"}])
+    later = items([said, {**said, "id": "msg_10"}], first)
+    ids = [item["id"] for item in first + later]
+    assert len(set(ids)) == 5 and ids[0] == "msg_9" and ids[4] == "msg_10"
 
 
 def test_a_chat_of_all_of_it() -> None:

@@ -4,12 +4,14 @@ import random
 from typing import Any
 
 import msgspec
+import pytest
 
 from headrace_router.call_record import AnswerForm, CallRecord, Dialect
 from headrace_router.responses_api.keeping import BackgroundKeeper
 from headrace_router.responses_api.response_object import About, facts_of
 from headrace_router.responses_api.store import ResponseStore
 from headrace_router.responses_api.stored import StoredResponse, pack
+from headrace_shared import codec
 from headrace_shared.codec import encode
 from headrace_shared.errors import ServiceFailure
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
@@ -129,6 +131,16 @@ async def test_what_is_too_large_fails() -> None:
     keeping = Keeping()
     keeper = await keeping.begin(3, with_logprobs=False)
     noise = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x9000), k=20_000)))
+    await keeper.answered(completed(keeper, noise))
+    stored = await keeping.ended()
+    assert stored.object["status"] == "failed" and "too large" in stored.object["error"]["message"]
+
+
+async def test_what_is_larger_than_any_message_is_told_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeping = Keeping()
+    keeper = await keeping.begin(3, with_logprobs=False)
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 10_000)
+    noise = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x9000), k=7_000)))
     await keeper.answered(completed(keeper, noise))
     stored = await keeping.ended()
     assert stored.object["status"] == "failed" and "too large" in stored.object["error"]["message"]

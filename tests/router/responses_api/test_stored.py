@@ -2,6 +2,7 @@
 
 import pytest
 
+from headrace_router.responses_api import stored as stored_responses
 from headrace_router.responses_api.items import items_of
 from headrace_router.responses_api.listing import page_of
 from headrace_router.responses_api.store import request_id_of
@@ -24,6 +25,13 @@ def test_a_stored_response_comes_back_as_it_was() -> None:
     again = decode(encode(stored), StoredResponse)
     assert again == stored and again.object == response and again.input_items == items
     assert again.conversation == items + output
+
+
+def test_what_is_packed_can_be_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "MAX_BYTES", 100)
+    assert unpack(pack("x" * 98)) == "x" * 98
+    with pytest.raises(ProtocolError):
+        pack("x" * 99)
 
 
 @pytest.mark.parametrize("data", [b"", b"abc", pack([1])[:-3], b"\x00" * 100])

@@ -4,14 +4,19 @@ import asyncio
 import time
 
 import msgspec
+import pytest
 
+from headrace_router.responses_api import background
 from headrace_router.responses_api.store import ResponseStore
 from headrace_router.responses_api.stored import StoredResponse, pack
+from headrace_router.settings import RouterSettings
 from headrace_shared.bus import Bus
-from headrace_shared.messages import RequestId
-from headrace_shared.subjects import UNFINISHED
+from headrace_shared.codec import encode
+from headrace_shared.messages import FinishReason, RequestId, TokenFrame
+from headrace_shared.subjects import UNFINISHED, tokens_subject
+from tests.router.responses_api.test_endpoints import create, in_steps, text_of
 from tests.router.responses_api.test_keeping import REQUEST_ID, record
-from tests.router.support import running_router, says
+from tests.router.support import byte_ids, running_router, says, until
 
 STORED = StoredResponse(owner="o", response=pack({"id": f"resp_{REQUEST_ID}", "status": "queued"}), items=pack([]))
 NOBODY = ""
@@ -56,3 +61,32 @@ async def test_what_is_on_the_list_and_nowhere_else_is_taken_off() -> None:
     async with running_router(says("ok")) as router:
         await ResponseStore(router.bus).add_unfinished(RequestId("2" * 32), NOBODY)
         await until_gone(router.bus)
+
+
+async def test_a_router_that_is_full_says_nothing_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "RETRY_S", 0.1)
+    monkeypatch.setattr(background, "PERIOD_S", 0.05)
+    gate = asyncio.Event()
+    settings = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0, max_inflight=1)
+    async with running_router(in_steps("the tin", gate), settings=settings) as router:
+        busy = asyncio.create_task(create(router.client, "Hi"))
+        await until(lambda: bool(router.worker.requests))
+        store = ResponseStore(router.bus)
+        recent = msgspec.structs.replace(record(), created=int(time.time()))
+        request = msgspec.structs.replace(recent.requests[0], model="tiny", timeout_s=600.0)
+        frame = TokenFrame(
+            request_id=REQUEST_ID, choice=0, attempt=0, index=0, tokens=(byte_ids("x")[0],), finish=FinishReason.LENGTH
+        )
+        router.bus.publish(tokens_subject(request.router, REQUEST_ID), encode(frame))
+        await store.create(
+            REQUEST_ID, msgspec.structs.replace(STORED, call=msgspec.structs.replace(recent, requests=(request,)))
+        )
+        await store.add_unfinished(REQUEST_ID, NOBODY)
+        await asyncio.sleep(0.5)
+        found = await store.find(REQUEST_ID)
+        assert found is not None and found.stored.object["status"] == "queued"
+        gate.set()
+        await busy
+        await until_gone(router.bus)
+        found = await store.find(REQUEST_ID)
+        assert found is not None and text_of(found.stored.object) == "x"

@@ -127,6 +127,11 @@ class Caller:
         )
         await self._runner.run(call, self._continue(record, options, sends_ids=record.form.dialect is Dialect.OPENAI))
 
+    def check_readable(self, record: CallRecord) -> None:
+        """Raises Overloaded or ModelNotFound if this router cannot follow that call now: that says nothing of it."""
+        self._runner.admit()
+        self._models.asked_by(record.requests[0])
+
     async def follow(self, call: Call, record: CallRecord, starting_after: int = -1) -> None:
         """The answer to a call that was begun before, as `record` says that it is written."""
         self._observe(call, CHAT, origin=record.requests[0])

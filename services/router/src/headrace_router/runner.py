@@ -168,8 +168,10 @@ class Runner:
         if call.keeper is not None:
             try:
                 await call.keeper.queued(record)
-            except (RequestError, BusError):
-                generation.forsake()
+            except (RequestError, BusError, asyncio.CancelledError):
+                # Nobody can ask for what was not stored. What is repeated is the first call's to end.
+                if not plan.follows:
+                    generation.forsake()
                 raise
         if not plan.follows:
             try:

@@ -196,12 +196,12 @@ class RouterService:
         service.spawn(watch.run(), "queue-watch")
         service.spawn(accounts.run(), "accounts")
         service.spawn(attachments.run(), "attachments")
-        service.spawn(responses.run(), "background-responses")
         service.spawn(storage.runner.run(), "batches")
         service.spawn(service.report(bus, lambda: service.not_ready() or "ready", gauges), "telemetry")
         service.set_ready(not_ready)
         # Who is let in earlier would be told that there is no such model. Connections wait at the listener.
         await models.first_read(FIRST_READ_S)
+        service.spawn(responses.run(), "background-responses")
         serving = asyncio.create_task(server.serve([listener]), name="web-server")
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port)

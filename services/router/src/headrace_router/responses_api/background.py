@@ -191,6 +191,11 @@ class BackgroundResponses:
             # Whatever the reason was that nobody could read it: now nobody can.
             await keeper.failed(ServiceFailure("The answer was lost.", code="answer_expired"))
             return
+        try:
+            self._caller.check_readable(record)
+        except RequestError as error:
+            log.info("background response left to be read later", request_id=record.request_id, reason=str(error))
+            return
         call = Call(
             new_request_id(),
             record.request_id,

@@ -20,12 +20,12 @@ from headrace_router.responses_api.conversation import num_droppable, shortened
 from headrace_router.responses_api.items import Items, items_of
 from headrace_router.responses_api.keeping import ForegroundKeeper
 from headrace_router.responses_api.kept_responses import KeptResponses, send_json
-from headrace_router.responses_api.response_object import PREFIX
+from headrace_router.responses_api.response_object import PREFIX, About
 from headrace_router.responses_api.schemas import InputTokensBody, ResponsesBody
 from headrace_router.responses_api.store import ResponseStore
 from headrace_router.responses_api.stored import StoredResponse, pack
 from headrace_router.responses_api.translation import FIELD_NAMES, translate, translate_prompt
-from headrace_shared.errors import InvalidRequest
+from headrace_shared.errors import InvalidRequest, ProtocolError
 
 MOST_AT_ONCE = 64 * 1024
 """Bytes of a body that is packed on the spot."""
@@ -79,7 +79,7 @@ class ResponseCreator:
 
     async def _begin(self, call: Call, body: ResponsesBody, conversation: Items, data: bytes) -> None:
         # Packing much would hold up the streams of others.
-        items = await asyncio.to_thread(pack, conversation) if len(data) > MOST_AT_ONCE else pack(conversation)
+        items = await asyncio.to_thread(_packed, conversation) if len(data) > MOST_AT_ONCE else _packed(conversation)
         left = conversation
         for _ in range(MAX_TRUNCATIONS):
             try:
@@ -92,10 +92,10 @@ class ResponseCreator:
                 left = shortened(left, max(1, most // 4))
         await self._begin_with(call, body, left, items, data)
 
-    async def _begin_with(self, call: Call, body: ResponsesBody, left: Items, items: bytes, data: bytes) -> None:
-        """`left` is what the model gets of the conversation, `items` what is stored of it."""
+    async def _begin_with(self, call: Call, body: ResponsesBody, left: Items, items: bytes | None, data: bytes) -> None:
+        """`left` is what the model gets of the conversation, `items` what is stored of it; None: it is too large."""
         chat, about = translate(body, left)
-        if about.store and len(items) + len(msgspec.json.encode(about)) > self._store.max_items_bytes:
+        if about.store and not self._has_room(items, about):
             if body.store or about.background:
                 raise InvalidRequest("The response is too large to be stored.", param="store", code="payload_too_large")
             about = msgspec.structs.replace(about, store=False)
@@ -103,14 +103,25 @@ class ResponseCreator:
         parsed = Parsed(Endpoint.RESPONSES, chat, data, wording)
         owner = call.identity.owner
         if not about.background:
-            keeper = ForegroundKeeper(self._store, owner, items) if about.store else None
+            keeper = ForegroundKeeper(self._store, owner, items) if about.store and items is not None else None
             await self._caller.begin(call._replace(keeper=keeper), parsed)
             return
-        begun = await self._background.begin(call, parsed, StoredResponse(owner=owner, response=b"", items=items))
+        stored = StoredResponse(owner=owner, response=b"", items=items or b"")
+        begun = await self._background.begin(call, parsed, stored)
         if body.stream and begun.record is not None:
             await self._kept.follow_record(call, begun.record)
         else:
             await send_json(call, begun.response)
+
+    def _has_room(self, items: bytes | None, about: About) -> bool:
+        return items is not None and len(items) + len(msgspec.json.encode(about)) <= self._store.max_items_bytes
+
+
+def _packed(conversation: Items) -> bytes | None:
+    try:
+        return pack(conversation)
+    except ProtocolError:
+        return None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ Items = list[dict[str, Any]]
 
 
 def items_of(given: str | Sequence[Item] | None, response_id: str, context: Items) -> Items:
-    """The new items of a response, behind those of its `context`. Raises InvalidRequest naming the field."""
+    """The new items of a response, behind those of its `context`. No two have the same id: what a client calls as
+    another item gets an id of its own. Raises InvalidRequest naming the field."""
     if given is None or (not isinstance(given, str) and not given):
         if context:
             return []
@@ -28,16 +29,19 @@ def items_of(given: str | Sequence[Item] | None, response_id: str, context: Item
         return [_message(part_id("msg", response_id, -1), "user", given)]
     if len(given) > MAX_ITEMS:
         raise InvalidRequest(f"'input' may have at most {MAX_ITEMS} items.", param="input")
-    known = {item["id"]: item for item in context}
+    ids = {item["id"] for item in context}
     calls = {item["call_id"] for item in context if item["type"] == "function_call"}
     items: Items = []
     for number, item in enumerate(given):
         where = f"input[{number}]"
         if item.type == "item_reference":
-            items.append(_referred(item, known, where))
-        else:
-            items.append(_item(item, part_id(_prefix(item), response_id, -1 - number), where))
-        made = items[-1]
+            # It stands in the conversation already, and is not said again: each could be as large as a whole body.
+            _check_known(item, ids, where)
+            continue
+        is_free = item.id is not None and item.id not in ids and _ID.fullmatch(item.id)
+        made = _item(item, str(item.id) if is_free else part_id(_prefix(item), response_id, -1 - number), where)
+        ids.add(made["id"])
+        items.append(made)
         if made["type"] == "function_call":
             calls.add(made["call_id"])
         elif made["type"] == "function_call_output" and made["call_id"] not in calls:
@@ -47,8 +51,7 @@ def items_of(given: str | Sequence[Item] | None, response_id: str, context: Item
     return items
 
 
-def _item(item: Item, own_id: str, where: str) -> dict[str, Any]:
-    item_id = item.id if item.id is not None and _ID.fullmatch(item.id) else own_id
+def _item(item: Item, item_id: str, where: str) -> dict[str, Any]:
     match item.type or "message":
         case "message":
             if item.role is None:
@@ -81,13 +84,11 @@ def _item(item: Item, own_id: str, where: str) -> dict[str, Any]:
     )
 
 
-def _referred(item: Item, known: dict[str, dict[str, Any]], where: str) -> dict[str, Any]:
-    found = known.get(item.id or "")
-    if found is None:
+def _check_known(item: Item, ids: set[str], where: str) -> None:
+    if item.id not in ids:
         raise InvalidRequest(
             f"'{where}.id' is of no item of the previous response.", param=f"{where}.id", code="item_not_found"
         )
-    return found
 
 
 def _message(item_id: str, role: str, text: str) -> dict[str, Any]:

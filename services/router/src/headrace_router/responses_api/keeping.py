@@ -44,8 +44,8 @@ class ForegroundKeeper:
         response = msgspec.json.decode(answer)
         request_id = request_id_of(response["id"])
         assert request_id is not None, response["id"]
-        stored = StoredResponse(owner=self._owner, response=pack(response), items=self._items)
         try:
+            stored = StoredResponse(owner=self._owner, response=pack(response), items=self._items)
             await self._store.put(request_id, stored)
         except (BusError, ProtocolError) as error:
             log.warning("response not stored", request_id=request_id, error=str(error))
@@ -121,7 +121,7 @@ class BackgroundKeeper:
                 except RevisionConflict:
                     log.info("response ended otherwise meanwhile", request_id=record.request_id)
                     break
-                except PayloadTooLarge as error:
+                except (PayloadTooLarge, ProtocolError) as error:  # of the broker, or of any message
                     log.warning("response too large to be stored", request_id=record.request_id, error=str(error))
         await self._store.remove_unfinished(record.request_id)
 

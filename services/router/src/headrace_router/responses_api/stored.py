@@ -56,7 +56,11 @@ def is_final(response: dict[str, Any]) -> bool:
 
 
 def pack(value: Any) -> bytes:
-    return zlib.compress(msgspec.json.encode(value), 1)
+    """Raises ProtocolError for what could not be unpacked again."""
+    text = msgspec.json.encode(value)
+    if len(text) > MAX_BYTES:
+        raise ProtocolError(f"a stored response of {len(text)} bytes exceeds {MAX_BYTES}")
+    return zlib.compress(text, 1)
 
 
 def unpack(data: bytes) -> Any:
