@@ -29,6 +29,9 @@ class Engine:
         self.keeper: AdapterKeeper | None = None
         self.loaded: list[str] = []
         self.dropped: list[str] = []
+        self.is_passing_problem = False
+        self.is_silent = False
+        self.unanswered: list[AdapterLoaded] = []
 
     def send(self, frame: Struct) -> None:
         if isinstance(frame, DropAdapter):
@@ -39,8 +42,15 @@ class Engine:
             problem = "it is bad" if "bad" in digest else ""
             if not problem and frame.digest not in ("", digest):
                 problem = "not those"
-            answer = AdapterLoaded(name=frame.name, digest="" if problem else digest, problem=problem)
+            if self.is_passing_problem:
+                problem = "no room"
+            answer = AdapterLoaded(
+                name=frame.name, digest="" if problem else digest, problem=problem, number=frame.number
+            )
             assert self.keeper is not None
+            if self.is_silent:
+                self.unanswered.append(answer)
+                return
             asyncio.get_running_loop().call_soon(self.keeper.on_loaded, answer)
 
 
@@ -142,6 +152,76 @@ async def test_what_is_wanted_again_within_the_grace_is_not_dropped(
         await until_states(keeper, ("z", "first", True))
         await asyncio.sleep(0.5)
         assert site.engine.dropped == []
+
+
+async def test_what_could_not_be_loaded_is_tried_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(keeper_module, "MAX_RETRY_S", 0.05)
+    await store_adapter(site.bus, record("a", "first", "first"), None)
+    missing = await store_adapter(site.bus, record("b", "later", "later"), None)
+    site.engine.is_passing_problem = True
+    keeper = site.make()
+    await keeper.start("m")
+    async with following(keeper):
+        await until(lambda: site.engine.loaded.count("first") > 3)
+        assert [bool(state.problem) for state in keeper.states] == [True, True]
+        site.engine.is_passing_problem = False
+        await until_states(keeper, ("a", "first", True), ("b", "", False))
+        (site.folder / "later").mkdir()
+        await until_states(keeper, ("a", "first", True), ("b", "later", True))
+        loaded = list(site.engine.loaded)
+        await asyncio.sleep(0.2)
+        assert site.engine.loaded == loaded, "what is loaded is not loaded again"
+        site.engine.is_passing_problem = True
+        bad = await store_adapter(site.bus, record("c", "bad"), None)
+        await until(lambda: len(keeper.states) == 3)
+        await remove_adapter(site.bus, missing)
+        await remove_adapter(site.bus, bad)
+        await until_states(keeper, ("a", "first", True))
+        loaded = list(site.engine.loaded)
+        await asyncio.sleep(0.2)
+        assert site.engine.loaded == loaded, "what is not wanted any more is not tried again"
+
+
+async def test_room_that_another_leaves_is_used_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "DROP_AFTER_S", 0.05)
+    monkeypatch.setattr(keeper_module, "FIRST_RETRY_S", 1000.0)
+    first = await store_adapter(site.bus, record("a", "first", "first"), None)
+    keeper = site.make()
+    await keeper.start("m")
+    async with following(keeper):
+        site.engine.is_passing_problem = True
+        await store_adapter(site.bus, record("b", "second", "second"), None)
+        await until_states(keeper, ("a", "first", True), ("b", "", False))
+        site.engine.is_passing_problem = False
+        await remove_adapter(site.bus, first)
+        await until_states(keeper, ("b", "second", True))
+        assert site.engine.dropped == ["first"]
+
+
+async def test_a_late_answer_is_not_taken_for_that_of_the_next_load(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "LOAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(keeper_module, "DROP_AFTER_S", 0.05)
+    monkeypatch.setattr(keeper_module, "FIRST_RETRY_S", 1000.0)
+    site.engine.is_silent = True
+    stored = await store_adapter(site.bus, record("a", "first"), None)
+    keeper = site.make()
+    await keeper.start("m")
+    assert "too long" in keeper.states[0].problem
+    monkeypatch.setattr(keeper_module, "LOAD_TIMEOUT_S", 30.0)
+    async with following(keeper):
+        await store_adapter(site.bus, record("a", "second"), stored)
+        await until(lambda: len(site.engine.unanswered) == 2)
+        late, right = site.engine.unanswered
+        keeper.on_loaded(late)
+        await asyncio.sleep(0.05)
+        assert keeper.states[0].digest == ""
+        keeper.on_loaded(right)
+        await until_states(keeper, ("a", "second", True))
+        await until(lambda: bool(site.engine.dropped))
+        assert site.engine.dropped == ["first"]
 
 
 async def test_adapters_of_the_settings_are_loaded_and_put_on_record(site: Site, tmp_path: Path) -> None:

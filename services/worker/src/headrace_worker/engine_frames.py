@@ -50,6 +50,8 @@ class LoadAdapter(Struct, frozen=True, tag=True, kw_only=True):
     folder: str
     digest: str = ""
     """What the content must have; empty: any."""
+    number: int = 0
+    """Comes back in the answer."""
 
 
 class DropAdapter(Struct, frozen=True, tag=True, kw_only=True):
@@ -64,6 +66,8 @@ class AdapterLoaded(Struct, frozen=True, tag=True, kw_only=True):
     """Empty if it could not be read."""
     problem: str = ""
     """Why it cannot be served; empty: it is."""
+    number: int = 0
+    """Of the `LoadAdapter`."""
 
 
 class Rested(Struct, frozen=True, tag=True, kw_only=True):

@@ -2,13 +2,15 @@
 
 Those of the worker's own settings are loaded first, and put on record; then all that are on record of its model, before
 the worker is ready; then it follows what changes. What is not wanted any more is out of Hello at once, and out of the
-engine after a while: schedulers that have not heard of it yet may still send somebody.
+engine after a while: schedulers that have not heard of it yet may still send somebody. What could not be loaded is
+tried again, less and less often, and at once when another adapter has left room: the reason may be gone.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 from msgspec import Struct
@@ -33,9 +35,18 @@ from headrace_worker.settings import WorkerSettings
 
 LOAD_TIMEOUT_S = 120.0
 DROP_AFTER_S = 5.0
+FIRST_RETRY_S = 10.0
+MAX_RETRY_S = 600.0
+"""Each try may read gigabytes, so what stays broken is tried seldom."""
 _RETRY_S = 0.5
 
 log = structlog.get_logger(__name__)
+
+
+class _Failed(NamedTuple):
+    stored: StoredAdapter
+    again_at: float
+    delay_s: float
 
 
 class AdapterKeeper:
@@ -63,8 +74,10 @@ class AdapterKeeper:
         """By key in the bucket: what is on record now, None: nothing. Not dealt with yet."""
         self._has_changes = asyncio.Event()
         self._answer: asyncio.Future[AdapterLoaded] | None = None
-        self._asked = ""
-        """Name of the adapter that the answer is about."""
+        self._asked = 0
+        """Number of the last load that the engine was asked for."""
+        self._failed: dict[str, _Failed] = {}
+        """By key: what is to be tried again."""
         self._to_drop: list[tuple[float, str]] = []
         if self._why_not and self._given:
             raise ConfigError("lora", self._why_not)
@@ -75,9 +88,11 @@ class AdapterKeeper:
         return tuple(self._states.values())
 
     def on_loaded(self, frame: AdapterLoaded) -> None:
-        """The engine's answer. One that comes when nobody waits for it any more is of no use."""
-        if self._answer is not None and self._asked == frame.name and not self._answer.done():
+        """The engine's answer. What is loaded when nobody waits for it any more is not to keep its room."""
+        if self._answer is not None and self._asked == frame.number and not self._answer.done():
             self._answer.set_result(frame)
+        elif not frame.problem:
+            self._drop_later(frame.digest)
 
     async def start(self, model: str) -> None:
         """Returns when everything that is wanted is loaded, as far as it can be. Raises ConfigError for an adapter of
@@ -113,10 +128,11 @@ class AdapterKeeper:
         subscription = await self._bus.watch(ADAPTERS.name, self._note)
         try:
             while True:
-                await self._settle()
                 self._drop_due()
+                self._retry_due()
+                await self._settle()
                 try:
-                    async with asyncio.timeout(DROP_AFTER_S if self._to_drop else None):
+                    async with asyncio.timeout(self._next_due_s()):
                         await self._has_changes.wait()
                 except TimeoutError:
                     continue
@@ -133,6 +149,7 @@ class AdapterKeeper:
         if stored is not None and stored.record.model != self._model:
             stored = None
         self._changes[key] = stored
+        self._failed.pop(key, None)
         self._has_changes.set()
 
     async def _settle(self) -> None:
@@ -157,6 +174,7 @@ class AdapterKeeper:
             answer = await self._load_recorded(record)
             state = LoadedAdapter(record.name, answer.digest, answer.problem[:MAX_PROBLEM_CHARS], stored.revision)
             log.info("adapter", adapter=record.name, digest=answer.digest, problem=answer.problem)
+            self._note_failure(stored, has_failed=bool(answer.problem) and not self._why_not)
         self._states[record.name] = state
         if known is not None and known.digest != state.digest:
             self._drop_later(known.digest)
@@ -174,8 +192,9 @@ class AdapterKeeper:
         return await self._load(record.name, str(folder), record.digest)
 
     async def _load(self, name: str, folder: str, digest: str) -> AdapterLoaded:
-        self._answer, self._asked = asyncio.get_running_loop().create_future(), name
-        self._send(LoadAdapter(name=name, folder=folder, digest=digest))
+        self._asked += 1
+        self._answer = asyncio.get_running_loop().create_future()
+        self._send(LoadAdapter(name=name, folder=folder, digest=digest, number=self._asked))
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 return await self._answer
@@ -202,7 +221,26 @@ class AdapterKeeper:
         for at, digest in self._to_drop:
             if at <= now and digest not in wanted:
                 self._send(DropAdapter(digest=digest))
+                # There may be room for others now.
+                self._failed = {key: failed._replace(again_at=now) for key, failed in self._failed.items()}
         self._to_drop = [(at, digest) for at, digest in self._to_drop if at > now]
+
+    def _note_failure(self, stored: StoredAdapter, *, has_failed: bool) -> None:
+        key = adapter_key(stored.record.name)
+        before = self._failed.pop(key, None)
+        if has_failed and key not in self._changes:
+            delay_s = FIRST_RETRY_S if before is None else min(2 * before.delay_s, MAX_RETRY_S)
+            self._failed[key] = _Failed(stored, self._clock() + delay_s, delay_s)
+
+    def _retry_due(self) -> None:
+        now = self._clock()
+        for key, failed in self._failed.items():
+            if failed.again_at <= now:
+                self._changes.setdefault(key, failed.stored)
+
+    def _next_due_s(self) -> float | None:
+        due = [at for at, _ in self._to_drop] + [failed.again_at for failed in self._failed.values()]
+        return max(0.0, min(due) - self._clock()) if due else None
 
     async def _put_on_record(self, record: AdapterRecord) -> None:
         """What a worker is started with counts, also where another content was on record under its name."""

@@ -32,14 +32,14 @@ def start_reading(wanted: LoadAdapter, adapters: AdapterSet | None, inbox: "queu
 def put_in(read: AdapterRead, adapters: AdapterSet | None) -> AdapterLoaded:
     """Between two iterations."""
     if read.adapter is None or adapters is None:
-        return AdapterLoaded(name=read.wanted.name, digest="", problem=read.problem)
+        return AdapterLoaded(name=read.wanted.name, digest="", problem=read.problem, number=read.wanted.number)
     digest: str = read.adapter.digest
     problem = ""
     try:
         adapters.add(read.adapter)
     except AdapterRefused as refused:
         problem = str(refused)
-    return AdapterLoaded(name=read.wanted.name, digest=digest, problem=problem)
+    return AdapterLoaded(name=read.wanted.name, digest=digest, problem=problem, number=read.wanted.number)
 
 
 def _read(wanted: LoadAdapter, adapters: AdapterSet | None, inbox: "queue.Queue[Any]") -> None:
