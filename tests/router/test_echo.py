@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace_shared.messages import FinishReason, Request, TokenFrame, TokenLogprobs, TopLogprob
+from headrace_shared.subjects import TOKENS
 from tests.router.support import (
     CONTEXT,
     END,
@@ -228,6 +229,19 @@ async def test_a_resumed_stream_does_not_echo_again() -> None:
             assert again == blocks[told + 1 :]
         whole = await router.client.get(f"/v1/requests/{held}")
         assert [block for block in whole.text.split("\n\n") if block.startswith("id:")] == blocks
+
+
+async def test_a_log_that_has_lost_scores_is_no_answer() -> None:
+    async with running_router(scored) as router:
+        body = {**BODY, "echo": True, "logprobs": 2, "stream": True}
+        reply = await router.client.post(TEXT, json=body, headers={"Headrace-Resumable": "true"})
+        path = f"/v1/requests/{reply.headers['headrace-request-id']}"
+        assert (await router.client.get(path)).status_code == 200
+        stored = router.broker.streams[TOKENS.name].stored
+        for _ in range(2):  # the first frame comes twice
+            stored.popitem(last=False)
+        again = await router.client.get(path)
+        assert (again.status_code, again.json()["error"]["code"]) == (410, "answer_expired")
 
 
 async def test_token_ids_are_returned_as_they_were_drawn() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
+from headrace_router.files import routes
 from headrace_router.files.library import FileLibrary, FileLimits
 from headrace_router.files.record import FileRecord, Quota
 from headrace_router.files.transfers import Transfers
@@ -217,6 +219,34 @@ def test_files_on_their_way_are_counted() -> None:
     with transfers.one("a"):
         assert len(transfers._running) == 1
     assert not transfers._running
+
+
+async def test_a_download_that_nobody_takes_holds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "SEND_TIMEOUT_S", 0.05)
+    transfers = Transfers(1, 1)
+    sent: list[Message] = []
+
+    async def content() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) == 4:
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    for version in ("2.3", "2.4"):
+        sent.clear()
+        async with asyncio.timeout(10.0):
+            scope = {"type": "http", "asgi": {"spec_version": version}}
+            await routes._Download(transfers.one("a"), content(), {})(scope, receive, send)
+        assert len(sent) == 4 and sent[-1].get("more_body")
+    with transfers.one("a"):
+        pass
 
 
 class Library:

@@ -12,7 +12,7 @@ from headrace_router.submission import read_events
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import InvalidRequest, ProtocolError
-from headrace_shared.messages import LogMessage, RequestEnded, RequestId, TokenFrame
+from headrace_shared.messages import LogMessage, RequestEnded, TokenFrame
 from headrace_shared.subjects import REQUESTS, tokens_subject
 
 log = structlog.get_logger(__name__)
@@ -31,7 +31,7 @@ async def follow(
         await _listen(bus, prompt, table, mailbox, sources)
     logged = [entry for prompt in prompts for entry in await read_events(bus, prompt.request)]
     logged.sort(key=lambda entry: entry.position)
-    _check_whole(entry.event for entry in logged)
+    _check_whole(prompts, (entry.event for entry in logged))
     ended = {entry.event.request_id for entry in logged if isinstance(entry.event, RequestEnded)}
     for prompt in prompts:
         prompt.has_ended = prompt.request.request_id in ended
@@ -50,14 +50,19 @@ async def follow(
         yield late
 
 
-def _check_whole(events: Iterable[LogMessage]) -> None:
-    """A log that has lost its beginning, by age or with its broker, tells nothing: text and ends depend on all."""
-    begun: set[tuple[RequestId, int]] = set()
+def _check_whole(prompts: Sequence[Prompt], events: Iterable[LogMessage]) -> None:
+    """A log that has lost its beginning, by age or with its broker, tells nothing: text and ends depend on all. It
+    begins in the prompt where that is scored."""
+    first = {
+        (prompt.request.request_id, choice): cursor.next_index
+        for prompt in prompts
+        for choice, cursor in enumerate(prompt.cursors)
+    }
     for event in events:
-        if isinstance(event, TokenFrame) and (event.request_id, event.choice) not in begun:
-            if event.index > 0:
+        if isinstance(event, TokenFrame):
+            expected = first.pop((event.request_id, event.choice), None)
+            if expected is not None and event.index > expected:
                 raise _expired()
-            begun.add((event.request_id, event.choice))
 
 
 def _expired() -> InvalidRequest:

@@ -1,12 +1,13 @@
 """/v1/files: paths to handlers. No logic."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
 
 import structlog
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from headrace_router.authentication import identity_of
 from headrace_router.files.answers import FileDeleted, FileList, FileObject
@@ -26,6 +27,7 @@ DEFAULT_LISTED = 1000
 MAX_DOWNLOADS = 256
 """At once, of all callers."""
 MAX_DOWNLOADS_OF_ONE = 32
+SEND_TIMEOUT_S = 60.0
 
 log = structlog.get_logger(__name__)
 
@@ -97,8 +99,12 @@ def make_files_router(
     return router
 
 
+class _Slow(Exception):
+    """The client takes too little."""
+
+
 class _Download(StreamingResponse):
-    """Counted as long as it lasts."""
+    """Counted as long as it lasts; cut off where the client takes a piece (128 KiB) not within SEND_TIMEOUT_S."""
 
     def __init__(
         self, place: AbstractContextManager[None], content: AsyncIterator[bytes], headers: dict[str, str]
@@ -107,8 +113,19 @@ class _Download(StreamingResponse):
         self._place = place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await send(message)
+            except TimeoutError:
+                raise _Slow from None
+
         with self._place:
-            await super().__call__(scope, receive, send)
+            try:
+                await super().__call__(scope, receive, send_in_time)
+            except _Slow:
+                # Returning before the end of the body makes the server close the connection: no clean end.
+                log.warning("download is too slow; cut off")
 
 
 async def _content(library: FileLibrary, stored: StoredFile) -> AsyncIterator[bytes]:
