@@ -65,6 +65,27 @@ def test_who_waits_too_long_for_an_adapter_is_given_up_and_others_are_not() -> N
     made.check_integrity()
 
 
+def test_patience_counts_from_when_the_adapter_went_and_not_from_when_the_request_came() -> None:
+    made = scheduler(facts(max_sequences=1), facts())
+    made.set_adapters(W1, (POET,))
+    add(made, request("first", adapter="poet"), request("second", adapter="poet"))
+    assert admitted_names(step(made), W1) == ["first"]
+    assert made.schedule(100.0).ended == []
+    made.worker_lost(W1, 100.0)
+    assert made.schedule(100.0).ended == [], "the worker may be back in a moment"
+    assert not made.is_overdue(99.0 + ADAPTER_PATIENCE_S)
+    made.add_worker(W1, facts(), (), 105.0)
+    made.set_adapters(W1, (POET,))
+    assert sorted(admitted_names(made.schedule(105.0), W1)) == ["first", "second"]
+    # What was missing once counts anew when it is missing again.
+    made.worker_lost(W1, 200.0)
+    assert made.schedule(200.0).ended == [] and made.schedule(199.0 + ADAPTER_PATIENCE_S).ended == []
+    assert made.is_overdue(200.0 + ADAPTER_PATIENCE_S)
+    ended = made.schedule(200.0 + ADAPTER_PATIENCE_S).ended
+    assert {item.event.code for item in ended} == {"model_not_found"} and len(ended) == 2
+    made.check_integrity()
+
+
 def test_what_runs_goes_on_when_its_adapter_is_unloaded() -> None:
     made = scheduler(facts())
     made.set_adapters(W1, (POET,))

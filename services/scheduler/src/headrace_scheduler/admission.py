@@ -14,12 +14,15 @@ from headrace_shared.messages import Admission, Outcome, SequenceId, WorkerId
 
 ADAPTER_PATIENCE_S = 10.0
 """A sequence whose adapter no worker has is given up after so long: it was unloaded, or those that had it are gone."""
+MAX_MISSING = 1024
+"""Adapters of which it is known since when they are missing."""
 
 
 class Admitter:
     """Owns the sequence ids and the counts of what was admitted."""
 
     __slots__ = (
+        "_missing_since",
         "_registry",
         "_suspects",
         "_workers",
@@ -33,6 +36,8 @@ class Admitter:
     )
 
     def __init__(self, registry: Registry, workers: Mapping[WorkerId, WorkerLedger], suspects: Suspects) -> None:
+        self._missing_since: dict[str, float] = {}
+        """By digest: when somebody who waits first found no worker with the adapter."""
         self._registry = registry
         self._suspects = suspects
         self._workers = workers
@@ -50,6 +55,9 @@ class Admitter:
         """Admits what fits now. Ends what no worker could ever hold."""
         registry = self._registry
         self.gives_up_at = None
+        if self._missing_since:
+            loaded = {digest for ledger in self._workers.values() for digest in ledger.adapters}
+            self._missing_since = {key: at for key, at in self._missing_since.items() if key not in loaded}
         # An admission can wake siblings (its prompt was cached), and they stand in front.
         while registry.may_admit and self._workers:
             registry.may_admit = False
@@ -120,7 +128,8 @@ class Admitter:
             )
             return True
         if self._lacks_adapter(request):
-            until = sequence.waiting_since + ADAPTER_PATIENCE_S
+            # It may have waited for long before: the worker that had the adapter may just be starting again.
+            until = max(sequence.waiting_since, self._note_missing(request)) + ADAPTER_PATIENCE_S
             if self._registry.now >= until:
                 name = request.request.adapter
                 self._registry.fail(request, "model_not_found", f"The model '{name}' is not loaded any more.")
@@ -174,6 +183,13 @@ class Admitter:
 
     def _lacks_adapter(self, request: OwnedRequest) -> bool:
         return not any(ledger.has_adapter_of(request) for ledger in self._workers.values())
+
+    def _note_missing(self, request: OwnedRequest) -> float:
+        missing = self._missing_since
+        digest = request.request.adapter_digest
+        if digest not in missing and len(missing) >= MAX_MISSING:
+            del missing[next(iter(missing))]
+        return missing.setdefault(digest, self._registry.now)
 
     def _start(self, sequence: Sequence, worker_id: WorkerId, match: PrefixMatch) -> None:
         request = sequence.request
