@@ -189,6 +189,36 @@ async def test_limits_are_told_and_kept() -> None:
         assert huge.headers["x-should-retry"] == "false"
 
 
+QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/tokenize", {"prompt": "x"}),
+    ("/detokenize", {"tokens": [1]}),
+    ("/v1/completions/render", {"prompt": "x"}),
+    ("/v1/chat/completions/render", {"messages": [{"role": "user", "content": "x"}]}),
+    ("/v1/responses/input_tokens", {"input": "x"}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+)
+
+
+async def test_questions_about_prompts_are_requests_too() -> None:
+    async with running_router(says("abc")) as router:
+        for path, fields in QUESTIONS:
+            headers = await add_key(router.bus, requests_per_minute=1)
+            await until_known(router, headers)
+            asked = {"model": MODEL, **fields}
+            told = [(await router.client.post(path, json=asked, headers=headers)).status_code for _ in range(2)]
+            assert told == [200, 429], path
+
+
+async def test_a_full_router_answers_no_questions() -> None:
+    settings = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0, max_inflight=1)
+    async with running_router(endless, settings=settings) as router:
+        running = asyncio.create_task(ask(router, {}))
+        await until(lambda: bool(router.worker.requests))
+        for path, fields in QUESTIONS:
+            assert (await router.client.post(path, json={"model": MODEL, **fields})).status_code in (429, 529), path
+        running.cancel()
+
+
 async def test_at_most_so_many_at_once() -> None:
     async with running_router(endless) as router:
         headers = await add_key(router.bus, max_concurrent=2)

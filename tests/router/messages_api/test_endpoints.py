@@ -80,6 +80,14 @@ async def test_how_long_a_prompt_is() -> None:
         assert counted.json() == {"input_tokens": message["usage"]["input_tokens"]}
 
 
+async def test_how_long_a_prompt_is_that_does_not_fit() -> None:
+    async with running_router(says("ok")) as router:
+        asked = body(messages=[{"role": "user", "content": "x" * 1000}], tools=[TOOL])
+        del asked["max_tokens"]
+        counted = await router.client.post(f"{PATH}/count_tokens", json=asked)
+        assert counted.status_code == 200 and counted.json()["input_tokens"] > 1000, counted.text
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "kind", "named"),
     [

@@ -7,6 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace_router.call import Call
+from headrace_router.calls import Caller
+from headrace_router.preparation import Parsed
 from headrace_router.responses_api import stored
 from headrace_router.settings import RouterSettings
 from headrace_shared.bus import Bus
@@ -201,6 +204,26 @@ async def test_a_conversation_is_shortened_where_that_is_asked_for() -> None:
         assert pack_ids(byte_ids("19 ")) in prompt, "the last question is there"
         listed = await router.client.get(f"{PATH}/{made['id']}/input_items?limit=100")
         assert len(listed.json()["data"]) == 20
+
+
+@pytest.mark.parametrize(("num_turns", "size"), [(1000, 0), (400, 2), (60, 150)])
+async def test_a_conversation_is_shortened_in_few_attempts(
+    monkeypatch: pytest.MonkeyPatch, num_turns: int, size: int
+) -> None:
+    attempts = []
+    begin = Caller.begin
+
+    async def counted(self: Caller, call: Call, parsed: Parsed) -> None:
+        attempts.append(parsed)
+        await begin(self, call, parsed)
+
+    monkeypatch.setattr(Caller, "begin", counted)
+    async with running_router(says("ok")) as router:
+        turns = [{"role": "user", "content": f"{number} " + "x" * size} for number in range(num_turns)]
+        made = await create(router.client, turns, truncation="auto")
+        assert text_of(made) == "ok" and len(attempts) <= 8
+        if size < 100:
+            assert made["usage"]["input_tokens"] > 256 / 2, "not much more is dropped than must be"
 
 
 async def test_how_long_a_prompt_is() -> None:

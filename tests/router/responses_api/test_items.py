@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace_router.parsing import parse_fields
-from headrace_router.responses_api.conversation import chat_messages, num_droppable, shortened
+from headrace_router.responses_api.conversation import chat_messages, num_droppable, num_excess, shortened
 from headrace_router.responses_api.items import Items, items_of
 from headrace_router.responses_api.schemas import ResponsesBody
 from headrace_shared.errors import InvalidRequest
@@ -167,3 +167,8 @@ def test_the_oldest_go_first_and_instructions_and_the_last_question_stay() -> No
     assert kinds[2] == ["system", "assistant", "user"], "the result of a call that is gone goes too"
     assert kinds[4] == kinds[5] == ["system", "user"]
     assert num_droppable(shortened(made, 4)) == 0
+
+
+def test_as_many_go_as_do_not_fit() -> None:
+    made = items([{"role": "user", "content": "x" * 100} for _ in range(10)])
+    assert [num_excess(made, fitting) for fitting in (0.99, 0.91, 0.89, 0.5, 0.0, -3.0)] == [1, 1, 2, 5, 9, 9]

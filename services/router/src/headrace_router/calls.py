@@ -10,6 +10,8 @@ import hashlib
 import re
 import secrets
 import time
+from collections import Counter
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -34,13 +36,16 @@ from headrace_router.requests import Terms, make_prompts
 from headrace_router.runner import CallSettings, EndedWithoutAnswer, Runner
 from headrace_router.submission import submit
 from headrace_shared.bus import Bus
-from headrace_shared.errors import InvalidRequest
+from headrace_shared.errors import InvalidRequest, Overloaded
 from headrace_shared.messages import Audience, CancelReason, Lane, Request, RequestId, RouterId
 
 MAX_CLAIMS = 4
 """Attempts to get an idempotency key that others want at the same time."""
 LAG_S = 0.1
 """A broker of a cluster may answer before it knows what another one has stored."""
+
+MAX_QUESTIONS = 256
+"""About prompts, of one owner, at a time: a quarter of the places of `PromptPool`."""
 
 CHARS_PER_TOKEN = 4.0
 EXPECTED_OUTPUT_TOKENS = 256
@@ -79,6 +84,7 @@ class Caller:
         self._status = status
         self._limits = settings.limits
         self._shares_cache = settings.shares_cache
+        self._num_questions: Counter[str] = Counter()
 
     @property
     def num_active(self) -> int:
@@ -96,6 +102,26 @@ class Caller:
         """Before any work is done for a call that begins. Raises Overloaded."""
         self._observe(call, CHAT if is_chat else COMPLETION)
         self._runner.admit()
+
+    @contextlib.asynccontextmanager
+    async def question(self, identity: Identity) -> AsyncIterator[None]:
+        """Around work on a prompt that gets no answer: it counts as a request, and takes the same threads as paid
+        ones. Raises Overloaded, LimitReached, BusError."""
+        self._runner.admit()
+        owner = identity.owner
+        if self._num_questions[owner] >= MAX_QUESTIONS:
+            raise Overloaded("Too many prompts of yours are being tokenized.", retry_after_s=1.0)
+        self._num_questions[owner] += 1
+        try:
+            charge = await self._accounts.begin(identity, 0)
+            try:
+                yield
+            finally:
+                charge.close()
+        finally:
+            self._num_questions[owner] -= 1
+            if not self._num_questions[owner]:
+                del self._num_questions[owner]
 
     async def begin(self, call: Call, parsed: Parsed) -> None:
         """Of a call that was admitted. InvalidRequest is raised before anything of it is queued."""

@@ -109,10 +109,13 @@ class Preparer:
             params = params._replace(sampling=msgspec.structs.replace(params.sampling, grammar=grammar))
         return Prepared(model, params, form, encoded)
 
-    async def num_prompt_tokens(self, body: ChatBody, data: bytes, model: ServedModel, owner: str) -> int:
-        """Of a chat without an answer. Raises RequestError."""
-        prepared = await self.prepare(Parsed(Endpoint.CHAT, body, data), model, 0, owner)
-        return sum(len(prompt.ids) // 4 for prompt in prepared.encoded)
+    async def num_prompt_tokens(self, body: ChatBody, data: bytes, model: ServedModel) -> int:
+        """Of a chat without an answer; also of one that does not fit, unless by far. Raises RequestError."""
+        chat, _ = validate_chat(body, model.card, 0)
+        self._note_unknown(body)
+        check_chat_length(model, chat, None, shortens=True)
+        text = await self.render(model, chat, is_large=len(data) > MAX_INLINE_BYTES)
+        return await self._pool.run(lambda: len(model.encoder.chat.ids(text)))
 
     async def render(self, model: ServedModel, chat: ValidChat, *, is_large: bool = True) -> bytes:
         """As the model's template has it (`ChatEncoder.ids`). Raises InvalidRequest, or Overloaded."""

@@ -9,6 +9,7 @@ from headrace_router.answer_schemas import Detokenized, Rendered, Tokenized
 from headrace_router.authentication import identity_of
 from headrace_router.bodies import read_json_body
 from headrace_router.call_response import ClientLimits
+from headrace_router.calls import Caller
 from headrace_router.http_errors import json_response
 from headrace_router.models import Models
 from headrace_router.openapi import OF_BODIES, operation
@@ -22,6 +23,9 @@ from headrace_router.tokenizing import chat_to_tokenize, check_ids_known, text_t
 
 class PromptParts(Protocol):
     """What the handlers need."""
+
+    @property
+    def caller(self) -> Caller: ...
 
     @property
     def models(self) -> Models: ...
@@ -43,11 +47,12 @@ def make_prompt_router(parts: PromptParts) -> APIRouter:
         return await read_json_body(request.headers, request.receive, parts.limits.body)
 
     async def render(request: Request, endpoint: Endpoint) -> Response:
-        parsed = parts.preparer.parse(endpoint, await read(request))
-        identity = identity_of(request.scope)
-        identity.check_model(parsed.model)
-        prepared = await parts.preparer.prepare(parsed, parts.models.get(parsed.model), 0, identity.owner)
-        objects = rendered(prepared)
+        data, identity = await read(request), identity_of(request.scope)
+        async with parts.caller.question(identity):
+            parsed = parts.preparer.parse(endpoint, data)
+            identity.check_model(parsed.model)
+            prepared = await parts.preparer.prepare(parsed, parts.models.get(parsed.model), 0, identity.owner)
+            objects = rendered(prepared)
         return json_response(objects[0] if endpoint is Endpoint.CHAT else objects)
 
     @router.post("/v1/chat/completions/render", openapi_extra=operation(Rendered, body=ChatBody, errors=OF_BODIES))
@@ -66,15 +71,17 @@ def make_prompt_router(parts: PromptParts) -> APIRouter:
     @router.post("/tokenize", openapi_extra=operation(Tokenized, body=TokenizeBody, errors=OF_BODIES))
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or of a chat."""
-        body = parse_body(TokenizeBody, await read(request))
-        identity_of(request.scope).check_model(body.model)
-        model = parts.models.get(body.model)
-        chat = chat_to_tokenize(body, model)
-        if chat is None:
-            ids = await parts.pool.run(text_tokens(body, model))
-        else:
-            text = await parts.preparer.render(model, chat)
-            ids = await parts.pool.run(lambda: tokens_of_chat(body, model, text))
+        data, identity = await read(request), identity_of(request.scope)
+        async with parts.caller.question(identity):
+            body = parse_body(TokenizeBody, data)
+            identity.check_model(body.model)
+            model = parts.models.get(body.model)
+            chat = chat_to_tokenize(body, model)
+            if chat is None:
+                ids = await parts.pool.run(text_tokens(body, model))
+            else:
+                text = await parts.preparer.render(model, chat)
+                ids = await parts.pool.run(lambda: tokens_of_chat(body, model, text))
         answer = {"count": len(ids), "max_model_len": model.card.context, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = model.encoder.names_of(ids)
@@ -83,10 +90,12 @@ def make_prompt_router(parts: PromptParts) -> APIRouter:
     @router.post("/detokenize", openapi_extra=operation(Detokenized, body=DetokenizeBody, errors=OF_BODIES))
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
-        body = parse_body(DetokenizeBody, await read(request))
-        identity_of(request.scope).check_model(body.model)
-        model = parts.models.get(body.model)
-        check_ids_known(body, model)
-        return json_response({"prompt": await parts.pool.run(lambda: model.encoder.decode(body.tokens))})
+        data, identity = await read(request), identity_of(request.scope)
+        async with parts.caller.question(identity):
+            body = parse_body(DetokenizeBody, data)
+            identity.check_model(body.model)
+            model = parts.models.get(body.model)
+            check_ids_known(body, model)
+            return json_response({"prompt": await parts.pool.run(lambda: model.encoder.decode(body.tokens))})
 
     return router

@@ -38,13 +38,14 @@ class MessagesService:
                 await self._caller.begin(call, _parsed(body, data, limits_tokens=False))
 
     async def count_tokens(self, identity: Identity, data: bytes) -> dict[str, int]:
-        """Raises RequestError."""
+        """Raises RequestError or BusError."""
         with _own_words():
-            body = parse_body(CountTokensBody, data)
-            identity.check_model(body.model)
-            model = self._models.get(body.model)
-            chat = translate_prompt(body)
-            return {"input_tokens": await self._preparer.num_prompt_tokens(chat, data, model, identity.owner)}
+            async with self._caller.question(identity):
+                body = parse_body(CountTokensBody, data)
+                identity.check_model(body.model)
+                model = self._models.get(body.model)
+                chat = translate_prompt(body)
+                return {"input_tokens": await self._preparer.num_prompt_tokens(chat, data, model)}
 
 
 def _parsed(body: MessagesBody, data: bytes, *, limits_tokens: bool) -> Parsed:

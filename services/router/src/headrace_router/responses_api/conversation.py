@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from headrace_router.responses_api.items import Items
 
 
@@ -52,6 +54,19 @@ def _texts(item: dict[str, Any]) -> Iterable[str]:
 
 def num_droppable(items: Items) -> int:
     return len(_droppable(items))
+
+
+def num_excess(items: Items, fitting: float) -> int:
+    """Of the oldest that may be dropped: about so many do not fit, if `fitting` (0 to 1) of all of it does. At least
+    one."""
+    sizes = [len(msgspec.json.encode(item)) for item in items]
+    left = sum(sizes) * (1.0 - fitting)
+    droppable = _droppable(items)
+    for number, index in enumerate(droppable, start=1):
+        left -= sizes[index]
+        if left <= 0.0:
+            return number
+    return len(droppable)
 
 
 def shortened(items: Items, num_dropped: int) -> Items:

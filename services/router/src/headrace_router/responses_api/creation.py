@@ -15,8 +15,9 @@ from headrace_router.identity import Identity
 from headrace_router.models import Models
 from headrace_router.parsing import parse_body
 from headrace_router.preparation import Endpoint, Parsed, Preparer
+from headrace_router.requests import MAX_SHORTENED
 from headrace_router.responses_api.background import BackgroundResponses
-from headrace_router.responses_api.conversation import num_droppable, shortened
+from headrace_router.responses_api.conversation import num_droppable, num_excess, shortened
 from headrace_router.responses_api.items import Items, items_of
 from headrace_router.responses_api.keeping import ForegroundKeeper
 from headrace_router.responses_api.kept_responses import KeptResponses, send_json
@@ -29,8 +30,9 @@ from headrace_shared.errors import InvalidRequest, ProtocolError
 
 MOST_AT_ONCE = 64 * 1024
 """Bytes of a body that is packed on the spot."""
-MAX_TRUNCATIONS = 24
-"""Attempts to shorten a conversation; each drops a quarter of what is left."""
+MAX_ATTEMPTS = 8
+"""With one conversation: whole, then without what should not fit, and then each time with half of what may be dropped.
+The last has nothing that may be."""
 
 
 class ResponseCreator:
@@ -64,15 +66,15 @@ class ResponseCreator:
     async def input_tokens(self, identity: Identity, data: bytes) -> dict[str, Any]:
         """How many tokens the prompt of such a response has. Raises RequestError or BusError."""
         with _own_words():
-            body = parse_body(InputTokensBody, data)
-            identity.check_model(body.model)
-            model = self._models.get(body.model)
-            context = await self._context(identity, body.previous_response_id)
-            conversation = context + items_of(body.input, PREFIX, context)
-            num_tokens = await self._preparer.num_prompt_tokens(
-                translate_prompt(body, conversation), data, model, identity.owner
-            )
-            return {"object": "response.input_tokens", "input_tokens": num_tokens}
+            async with self._caller.question(identity):
+                body = parse_body(InputTokensBody, data)
+                identity.check_model(body.model)
+                model = self._models.get(body.model)
+                context = await self._context(identity, body.previous_response_id)
+                conversation = context + items_of(body.input, PREFIX, context)
+                chat = translate_prompt(body, conversation)
+                num_tokens = await self._preparer.num_prompt_tokens(chat, data, model)
+                return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     async def _context(self, identity: Identity, previous: str | None) -> Items:
         return [] if previous is None else await self._kept.conversation(identity, previous)
@@ -81,7 +83,7 @@ class ResponseCreator:
         # Packing much would hold up the streams of others.
         items = await asyncio.to_thread(_packed, conversation) if len(data) > MOST_AT_ONCE else _packed(conversation)
         left = conversation
-        for _ in range(MAX_TRUNCATIONS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 await self._begin_with(call, body, left, items, data)
                 return
@@ -89,8 +91,20 @@ class ResponseCreator:
                 most = num_droppable(left)
                 if error.code != "context_length_exceeded" or body.truncation != "auto" or not most:
                     raise
-                left = shortened(left, max(1, most // 4))
-        await self._begin_with(call, body, left, items, data)
+                assert attempt < MAX_ATTEMPTS - 1, "the last attempt has nothing to drop"
+                if attempt == 0:
+                    left = shortened(left, await self._excess(body, left, data))
+                else:
+                    left = shortened(left, most if attempt == MAX_ATTEMPTS - 2 else max(1, most // 2))
+
+    async def _excess(self, body: ResponsesBody, conversation: Items, data: bytes) -> int:
+        """How many items at least do not fit. Counted once: each attempt tokenizes the whole conversation."""
+        model = self._models.get(body.model)
+        try:
+            num_tokens = await self._preparer.num_prompt_tokens(translate_prompt(body, conversation), data, model)
+        except InvalidRequest:  # too long to be counted
+            return num_excess(conversation, 1 / MAX_SHORTENED)
+        return num_excess(conversation, (model.card.context - (body.max_output_tokens or 1)) / num_tokens)
 
     async def _begin_with(self, call: Call, body: ResponsesBody, left: Items, items: bytes | None, data: bytes) -> None:
         """`left` is what the model gets of the conversation, `items` what is stored of it; None: it is too large."""
