@@ -12,6 +12,7 @@ from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.rehearsal import rehearse
 from headrace_worker.iteration import SequenceResult, SequenceSlice
 from headrace_worker.loop import IterationLoop
+from headrace_worker.pooling import Pooling
 from headrace_worker.sampling import NOT_FINITE
 from tests.worker.cuda import toy
 from tests.worker.cuda.toy import BLOCK_SIZE, VOCAB_SIZE, expected, toy_engine
@@ -268,6 +269,20 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     world.run()
     for number in numbers:
         world.check(number)
+
+
+def test_a_rehearsal_has_the_hidden_states_of_a_whole_iteration_in_memory() -> None:
+    """Else the measured peak leaves no room for embeddings."""
+    engine, forward = toy_engine(
+        max_sequences=6, tokens_per_iteration=16, pooling=Pooling(8, None, torch.device("cpu"))
+    )
+    rehearse(engine)
+    assert forward.num_hidden == [16]
+    world = World(engine, 7)
+    number = world.admit([1, 5], GREEDY)
+    world.run()
+    world.check(number)
+    assert forward.num_hidden == [16], "nobody else's are kept"
 
 
 def test_logits_of_sequences_that_were_never_added() -> None:

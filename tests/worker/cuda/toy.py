@@ -18,6 +18,7 @@ from headrace_worker.cuda.forward import DeviceBatch
 from headrace_worker.cuda.sampler import DeviceSampler
 from headrace_worker.kernels.attention_reference import copy_blocks
 from headrace_worker.kv_cache import KVCache
+from headrace_worker.pooling import Pooling
 from headrace_worker.sampling import Drawn, SamplingState, sample
 from tests.worker.cuda.torch_sampler import TorchSampler
 
@@ -35,9 +36,13 @@ class ToyForward:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self.num_rows: list[int] = []
+        self.num_hidden: list[int] = []
 
     def __call__(self, batch: DeviceBatch) -> Tensor:
         self.num_rows.append(batch.token_ids.shape[0])
+        if batch.hidden is not None:
+            self.num_hidden.append(batch.hidden.shape[0])
+            batch.hidden.fill_(1.0)
         stored = self._cache.pages[0, :, 0, 0, :, 0]
         stored[batch.kv_slots // BLOCK_SIZE, batch.kv_slots % BLOCK_SIZE] = batch.token_ids.float()
         rows = torch.arange(batch.token_ids.shape[0])
@@ -63,6 +68,7 @@ def toy_engine(
     tokens_per_iteration: int = 16,
     batch_sizes: Sequence[int] = (1, 2, 4),
     sampler: DeviceSampler | None = None,
+    pooling: Pooling | None = None,
 ) -> tuple[CudaEngine, ToyForward]:
     cache = KVCache(
         num_layers=1,
@@ -85,6 +91,7 @@ def toy_engine(
         max_sequences=max_sequences,
         tokens_per_iteration=tokens_per_iteration,
         dtype=torch.float32,
+        pooling=pooling,
     )
     engine.record(batch_sizes, lambda done, total: None)
     return engine, forward

@@ -45,7 +45,8 @@ def rehearse(engine: CudaEngine) -> None:
     facts = engine.facts
     places = min(facts.max_sequences, facts.tokens_per_iteration)
     longest = max(1, min(facts.tokens_per_iteration - places + 1, facts.context))
-    _run(engine, [longest, *([1] * (places - 1))], _EVERYTHING)
+    # Embeddings of every token beside all else: as much memory as an iteration ever takes.
+    _run(engine, [longest, *([1] * (places - 1))], _EVERYTHING, embeds=True)
     _run(engine, [1] * places, _EVERYTHING)
     # Nothing that comes up later should meet a kernel that is not compiled yet: no way of sampling, size or mixture.
     for sampling in (_GREEDY, _RANDOM, _FILTERED):
@@ -55,7 +56,7 @@ def rehearse(engine: CudaEngine) -> None:
         _run(engine, lengths[:places], _GREEDY)
 
 
-def _run(engine: CudaEngine, lengths: Sequence[int], sampling: SamplingParams) -> None:
+def _run(engine: CudaEngine, lengths: Sequence[int], sampling: SamplingParams, *, embeds: bool = False) -> None:
     block_size, null_block = engine.cache.block_size, BlockId(engine.cache.null_block)
     request = Request(
         request_id=RequestId(""),
@@ -64,6 +65,7 @@ def _run(engine: CudaEngine, lengths: Sequence[int], sampling: SamplingParams) -
         prompt=pack_ids([0]),
         sampling=sampling,
         stop=StopParams(max_tokens=1),
+        embeds=embeds,
     )
     slices = []
     for length in lengths:
