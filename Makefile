@@ -24,7 +24,7 @@ LOCKED ?=
 
 setup: $(STAMP)
 
-$(STAMP): constraints.txt Makefile $(addsuffix /pyproject.toml,$(PROJECTS))
+$(STAMP): constraints.txt requirements.lock Makefile $(addsuffix /pyproject.toml,$(PROJECTS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; name it with PYTHON=…"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace_cli import init_command
 from headrace_shared.broker_permissions import Role
+from headrace_shared.settings import QueueSettings
+from headrace_shared.subjects import BUCKETS, STREAMS, requests_stream
 from tests.deploy.broker_files import ROOT, check, lay_out
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -52,6 +55,39 @@ def test_what_makes_the_keys_has_no_network_and_ends() -> None:
     assert made == {f"secrets-{name}" for name in ("ca", "broker", *Role)} <= set(COMPOSE["volumes"])
     folders = re.findall(r"/secrets/(\w+)", (ROOT / "cli/Dockerfile").read_text())
     assert set(folders) == {"ca", "broker", *Role}, "a folder of another owner could not be written"
+
+
+def test_keys_are_replaced_by_the_command_that_is_named(tmp_path: Path) -> None:
+    """`docker compose run` replaces the service's command, and so must say all of it."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    [arguments] = re.findall(r"docker compose run --rm init (.*--rotate)", text)
+    command = COMPOSE["services"]["init"]["command"]
+    assert arguments.split() == [*command, "--rotate"]
+    make = [str(tmp_path) if word == "/secrets" else word for word in command[1:]]
+    init_command.run(make)
+    old = (tmp_path / "router/user.nk").read_bytes()
+    init_command.run(make)
+    assert (tmp_path / "router/user.nk").read_bytes() == old
+    init_command.run([*make, "--rotate"])
+    assert (tmp_path / "router/user.nk").read_bytes() != old
+
+
+def test_what_must_stay_here_is_not_committed() -> None:
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {"secrets/", ".env"} <= set(ignored), "at any depth"
+
+
+def test_streams_fit_into_the_store_and_are_told_right() -> None:
+    """What nats.conf says they reserve together, in MiB, and the disk that Kubernetes is asked for."""
+    specs = [*STREAMS, *BUCKETS, requests_stream(1, QueueSettings().queue_max_bytes)]
+    memory, disk = (
+        sum(spec.max_bytes or 0 for spec in specs if spec.in_memory is where) >> 20 for where in (True, False)
+    )
+    text = (ROOT / "deploy/nats/nats.conf").read_text()
+    assert re.findall(r"\((\d+) MiB\)", text) == [str(memory), str(disk)]
+    [most] = re.findall(r"max_file_store: (\d+)GB", text)
+    [claim] = re.findall(r"storage: (\d+)Gi", (ROOT / "deploy/kubernetes/nats.yaml").read_text())
+    assert disk << 20 <= int(most) * 1000**3 <= int(claim) << 30
 
 
 @pytest.mark.parametrize("name", sorted(SWARM["services"]))

@@ -37,6 +37,11 @@ def pinned() -> dict[str, str]:
     return {normal(name): version.strip() for name, _, version in lines}
 
 
+def test_another_lock_is_installed_again() -> None:
+    [line] = re.findall(r"^\$\(STAMP\): (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"constraints.txt", "requirements.lock"} <= set(line.split())
+
+
 def test_nothing_is_without_a_hash() -> None:
     assert len(LOCKED) > 80
     assert all(num_hashes >= 1 for _, num_hashes in LOCKED.values()), LOCKED

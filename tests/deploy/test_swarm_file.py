@@ -11,16 +11,18 @@ import yaml
 
 from headrace_autoscaler.proxy.settings import ProxySettings
 from headrace_autoscaler.settings import AutoscalerSettings
+from headrace_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-SWARM = yaml.safe_load((ROOT / "deploy/compose.swarm.yaml").read_text())
+TEXT = (ROOT / "deploy/compose.swarm.yaml").read_text()
+SWARM = yaml.safe_load(TEXT)
 NAMES = sorted(COMPOSE["services"])
 
 ONLY_COMPOSE = {"HEADRACE_GPUS", "HEADRACE_MIN_PARKED", "HEADRACE_MAX_PARKED"}
 """Swarm hands out GPUs itself, and its replicas are all alike."""
 ONLY_SWARM = {"HEADRACE_SERVICE_ID", "HEADRACE_SWARM"}
-DIFFERENT = {"HEADRACE_DRIVER", "HEADRACE_PROJECT"}
+DIFFERENT = {"HEADRACE_DRIVER", "HEADRACE_PROJECT", "HEADRACE_REQUIRE_KEYS"}
 
 
 def pair(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -68,6 +70,25 @@ def test_what_users_can_set_is_listed() -> None:
     used = {name for file in files for name in re.findall(r"\$\{(HEADRACE_[A-Z_]+)", (ROOT / file).read_text())}
     listed = set(re.findall(r"^#?([A-Z_]+)=", (ROOT / "deploy/.env.example").read_text(), re.MULTILINE))
     assert used <= listed
+
+
+def test_adapters_can_be_switched_on() -> None:
+    wanted = {"HEADRACE_LORA", "HEADRACE_LORA_DIR", "HEADRACE_MAX_LORAS"}
+    assert wanted <= {f"HEADRACE_{field.name.upper()}" for field in msgspec.structs.fields(WorkerSettings)}
+    assert wanted <= set(COMPOSE["services"]["worker"]["environment"])
+
+
+def test_a_router_on_every_node_asks_for_keys() -> None:
+    setting = SWARM["services"]["router"]["environment"]["HEADRACE_REQUIRE_KEYS"]
+    assert setting == "${HEADRACE_REQUIRE_KEYS:-true}"
+
+
+def test_secrets_are_where_the_commands_of_the_file_put_them() -> None:
+    """Paths in a stack file start at its own folder, those in commands where the commands run: the repository."""
+    commands = [line for line in TEXT.splitlines() if line.startswith("#   headrace init")]
+    made = {(ROOT / re.findall(r"--dir (\S+)", line)[0]).resolve() for line in commands}
+    read = {(ROOT / "deploy" / default).resolve() for default in re.findall(r"HEADRACE_SECRETS:-([^}]+)}", TEXT)}
+    assert made == read == {ROOT / "secrets"}
 
 
 def test_what_the_autoscaler_reads_is_there() -> None:
