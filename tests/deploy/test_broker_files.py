@@ -10,7 +10,7 @@ import yaml
 from headrace_cli import init_command
 from headrace_shared.broker_permissions import Role
 from headrace_shared.settings import QueueSettings
-from headrace_shared.subjects import BUCKETS, STREAMS, requests_stream
+from headrace_shared.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec, requests_stream
 from tests.deploy.broker_files import ROOT, check, lay_out
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -79,7 +79,7 @@ def test_what_must_stay_here_is_not_committed() -> None:
 
 def test_streams_fit_into_the_store_and_are_told_right() -> None:
     """What nats.conf says they reserve together, in MiB, and the disk that Kubernetes is asked for."""
-    specs = [*STREAMS, *BUCKETS, requests_stream(1, QueueSettings().queue_max_bytes)]
+    specs: list[StreamSpec | BucketSpec] = [*STREAMS, *BUCKETS, requests_stream(1, QueueSettings().queue_max_bytes)]
     memory, disk = (
         sum(spec.max_bytes or 0 for spec in specs if spec.in_memory is where) >> 20 for where in (True, False)
     )

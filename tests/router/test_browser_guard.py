@@ -26,9 +26,13 @@ async def guarded(**changes: Any) -> AsyncIterator[Router]:
 async def test_a_name_that_was_pointed_here_is_refused_by_its_name() -> None:
     async with guarded(allowed_hosts=("llm.example.com", "*.corp.example")) as router:
         for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "a.b"):
-            for method, path in (("GET", "/v1/models"), ("POST", PATH), ("GET", "/live"), ("GET", "/dashboard")):
+            for method, path in (("GET", "/v1/models"), ("POST", PATH), ("GET", "/metrics"), ("GET", "/dashboard")):
                 reply = await router.client.request(method, path, headers={"host": host})
                 assert (reply.status_code, reply.json()["error"]["code"]) == (403, "host_not_allowed"), (host, path)
+            for path in ("/live", "/health"):
+                assert (await router.client.get(path, headers={"host": host})).status_code != 403, (
+                    "probes have any name"
+                )
         for host in ("localhost", "LOCALHOST:1", "localhost.", "127.0.0.1:8000", "[::1]:8000", "192.168.1.7", "router"):
             assert (await router.client.get("/v1/models", headers={"host": host})).status_code == 200, host
         for host in ("llm.example.com", "llm.example.com.:8000", "a.corp.example"):
@@ -63,10 +67,19 @@ def test_what_is_no_name_stops_the_start(name: str) -> None:
         HostNames((name,), listens_on="0.0.0.0", has_keys=False)
 
 
-@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://", "ftp://x", "null", ""])
+@pytest.mark.parametrize(
+    "origin", ["app.example", "https://app.example/", "https://", "1tp://x", "javascript:x", "null", ""]
+)
 def test_what_is_no_origin_stops_the_start(origin: str) -> None:
     with pytest.raises(ConfigError, match="cors_origins"):
         Origins((origin,), has_keys=True)
+
+
+@pytest.mark.parametrize(
+    "origin", ["tauri://localhost", "capacitor://localhost", "app://obsidian.md", "chrome-extension://abcdefghij"]
+)
+def test_applications_and_extensions_can_be_listed(origin: str) -> None:
+    assert Origins((origin,), has_keys=False).has(origin)
 
 
 def test_all_origins_need_keys() -> None:

@@ -115,3 +115,15 @@ def test_checking_ends_when_enough_is_known() -> None:
     assert not check(good, 20).errors
     error = check(good, 19).errors[-1]
     assert (error.code, error.line) == ("too_many_lines", 20)
+
+
+def test_blank_lines_count_for_how_much_is_looked_at() -> None:
+    """Each costs time, whatever is in it."""
+    checker = LineChecker(URL, 100, 100)
+    checker.feed(b"\n" * 10_000_000)
+    assert checker.has_seen_enough and checker._splitter.num_lines < 100_000
+    checker.feed(line("a") + b"\n")
+    checker.end()
+    assert [(error.code, error.line) for error in checker.errors] == [("too_many_lines", 101)]
+    assert checker.num_lines == 0
+    assert not check(b"\n" * 99 + line("a")).errors

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from headrace_router.files import routes
+from headrace_router.files import routes, uploading
 from headrace_router.files.library import FileLibrary, FileLimits
 from headrace_router.files.record import FileRecord, Quota
 from headrace_router.files.transfers import Transfers
@@ -207,6 +207,41 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing() -> None:
         async with asyncio.timeout(5.0):
             while await num_stored(router.bus) != (0, 0):  # noqa: ASYNC110 - the broker's state
                 await asyncio.sleep(0.01)
+
+
+async def test_a_file_that_comes_too_slowly_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that never stops for long."""
+    monkeypatch.setattr(uploading, "GRACE_S", 0.3)
+    async with router_of() as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        writer.write(f"{head}Content-Length: 100000\r\n\r\n".encode())
+        async with asyncio.timeout(20.0):
+            answer = asyncio.create_task(reader.readline())
+            while not answer.done():
+                with contextlib.suppress(OSError):
+                    writer.write(b"-")
+                    await writer.drain()
+                await asyncio.sleep(0.05)
+        assert b" 408 " in await answer or b" 400 " in await answer
+        writer.close()
+
+
+async def test_who_has_no_key_is_counted_by_address() -> None:
+    """Names that clients give themselves are no others."""
+    async with router_of() as router:
+        seen: list[str] = []
+        one = Transfers.one
+
+        def watched(self: Transfers, caller: str) -> contextlib.AbstractContextManager[None]:
+            seen.append(caller)
+            return one(self, caller)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Transfers, "one", watched)
+            for name in ("x", "y"):
+                assert (await upload(router, headers={"authorization": f"Bearer {name}"})).status_code == 200
+        assert seen == ["127.0.0.1", "127.0.0.1"]
 
 
 def test_files_on_their_way_are_counted() -> None:

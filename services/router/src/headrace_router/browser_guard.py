@@ -14,11 +14,13 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headrace_router.authentication import OPEN_PATHS
 from headrace_router.host_names import HostNames
 from headrace_router.http_errors import error_response
 from headrace_shared.errors import ConfigError, Forbidden
 
-_ORIGIN = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_ORIGIN = re.compile(r"(?:[a-z][a-z0-9+.-]*)://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+"""Desktop applications and extensions of browsers have schemes of their own."""
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _PREFLIGHT = {
     "access-control-allow-methods": "GET, POST, DELETE",
@@ -58,7 +60,7 @@ class BrowserGuard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        problem = self._problem(scope["method"], headers)
+        problem = self._problem(scope["method"], scope["path"], headers)
         if problem is not None:
             self._refused(problem.code)
             await error_response(problem)(scope, receive, send)
@@ -83,10 +85,11 @@ class BrowserGuard:
             return
         await self._app(scope, receive, send_allowed)
 
-    def _problem(self, method: str, headers: Headers) -> Forbidden | None:
+    def _problem(self, method: str, path: str, headers: Headers) -> Forbidden | None:
         host = headers.get("host", "")
-        # HTTP/1.0 may have none; browsers always send it.
-        if host and not self._hosts.admits(host):
+        # HTTP/1.0 may have none; browsers always send it. Probes use whatever name or address they found, and what they
+        # are told is no secret.
+        if path not in OPEN_PATHS and host and not self._hosts.admits(host):
             return Forbidden("This host name is not listed in the setting 'allowed_hosts'.", code="host_not_allowed")
         origin = headers.get("origin")
         if method in _READS or origin is None or self._origins.has(origin):

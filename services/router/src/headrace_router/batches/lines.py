@@ -10,6 +10,7 @@ from headrace_router.batches.record import BatchError
 
 MAX_LINE_BYTES = 2 * 1024 * 1024
 MAX_CUSTOM_ID_CHARS = 512
+_STEP_BYTES = 64 * 1024
 
 
 class Line(NamedTuple):
@@ -47,8 +48,14 @@ class LineSplitter:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._number = 0
+        """Of the last line that is complete, blank ones included."""
         self._is_skipping = False
         """The line is too long; its end has not come yet."""
+
+    @property
+    def num_lines(self) -> int:
+        """Blank ones included."""
+        return self._number
 
     def feed(self, data: bytes) -> list[tuple[int, bytes | None]]:
         """(number, line) of each line that is complete and not blank; None for one that is too long."""
@@ -126,25 +133,28 @@ class LineChecker:
 
     @property
     def has_seen_enough(self) -> bool:
-        return len(self.errors) >= self._max_errors or self.num_lines > self._max_lines
+        return len(self.errors) >= self._max_errors or self._splitter.num_lines > self._max_lines
 
     def feed(self, data: bytes) -> None:
-        self._check(self._splitter.feed(data))
+        """What comes after it has seen enough is passed over: blank lines cost time too, and count for that."""
+        for start in range(0, len(data), _STEP_BYTES):
+            if self.has_seen_enough:
+                return
+            self._check(self._splitter.feed(data[start : start + _STEP_BYTES]))
 
     def end(self) -> None:
-        self._check(self._splitter.end())
-        if not self.num_lines:
+        if not self.has_seen_enough:
+            self._check(self._splitter.end())
+        if not self.errors and not self.num_lines:
             self.errors.append(BatchError(code="empty_file", message="The input file has no lines."))
 
     def _check(self, lines: list[tuple[int, bytes | None]]) -> None:
         for number, text in lines:
-            if self.has_seen_enough:
+            if len(self.errors) >= self._max_errors:
                 return
+            if number > self._max_lines:
+                break
             self.num_lines += 1
-            if self.num_lines > self._max_lines:
-                message = f"The input file has more than {self._max_lines} lines."
-                self.errors.append(BatchError(code="too_many_lines", message=message, line=number))
-                return
             try:
                 line = parse_line(number, text, self._endpoint)
             except BadLine as bad:
@@ -157,6 +167,9 @@ class LineChecker:
                     BatchError(code="duplicate_custom_id", message=message, line=number, param="custom_id")
                 )
             self._seen.add(digest)
+        if self._splitter.num_lines > self._max_lines:
+            message = f"The input file has more than {self._max_lines} lines, blank ones included."
+            self.errors.append(BatchError(code="too_many_lines", message=message, line=self._max_lines + 1))
 
 
 def _bad(number: int, code: str, message: str, param: str | None = None) -> BadLine:

@@ -62,7 +62,7 @@ def make_files_router(
 
     @router.post("/v1/files", openapi_extra=CREATE)
     async def create_file(request: Request) -> Response:
-        record = await uploads.receive(_owner(request), request.headers, request.receive)
+        record = await uploads.receive(_owner(request), _caller(request), request.headers, request.receive)
         return json_response(file_object(record))
 
     @router.get("/v1/files", openapi_extra=LIST)
@@ -137,3 +137,10 @@ async def _content(library: FileLibrary, stored: StoredFile) -> AsyncIterator[by
 
 def _owner(request: Request) -> str:
     return owner_token(identity_of(request.scope).owner)
+
+
+def _caller(request: Request) -> str:
+    """Where no keys are required, a client may call itself whatever it likes, but has few addresses."""
+    if identity_of(request.scope).key is None and request.client is not None:
+        return request.client.host
+    return _owner(request)

@@ -7,7 +7,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from headrace_router.bodies import ClientGone
+from headrace_router.bodies import GRACE_S, MIN_BYTES_PER_S, ClientGone
 from headrace_router.files.library import Draft, FileLibrary
 from headrace_router.files.multipart import Event, MultipartParser, PartBegin, PartData, PartEnd, boundary_of
 from headrace_router.files.record import FileRecord, life_s
@@ -28,13 +28,13 @@ PURPOSES = frozenset({"batch"})
 
 class Uploads:
     def __init__(self, library: FileLibrary, silence_s: float) -> None:
-        """A client that sends nothing for `silence_s` is given up."""
+        """A client that sends nothing for `silence_s`, or less than MIN_BYTES_PER_S, is given up."""
         self._library = library
         self._silence_s = silence_s
         self._transfers = Transfers(MAX_UPLOADS, MAX_UPLOADS_OF_ONE)
 
-    async def receive(self, owner: str, headers: Headers, receive: Receive) -> FileRecord:
-        """Raises RequestError, BusError or ClientGone; then nothing is stored."""
+    async def receive(self, owner: str, caller: str, headers: Headers, receive: Receive) -> FileRecord:
+        """`caller`: who is counted. Raises RequestError, BusError or ClientGone; then nothing is stored."""
         boundary = boundary_of(headers.get("content-type", ""))
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("Compressed bodies are not supported.", code="unsupported_media_type")
@@ -44,7 +44,7 @@ class Uploads:
         if declared.isdigit() and int(declared) > most:
             raise _too_large(limits.max_bytes)
         form = _Form(self._library, owner, int(declared) if declared.isdigit() else None)
-        with self._transfers.one(owner):
+        with self._transfers.one(caller):
             try:
                 async with asyncio.timeout(limits.upload_timeout_s):
                     return await self._read(form, MultipartParser(boundary), _body(receive, most, self._silence_s))
@@ -134,9 +134,14 @@ class _Form:
 async def _body(receive: Receive, most: int, silence_s: float) -> AsyncIterator[bytes]:
     """Raises ClientGone, InvalidRequest."""
     size = 0
+    waited_s = 0.0
+    loop = asyncio.get_running_loop()
     while True:
-        async with asyncio.timeout(silence_s):
+        # Only what the client takes: the broker may be slow too. Who sends a byte now and then keeps a place of few.
+        began_at = loop.time()
+        async with asyncio.timeout(min(silence_s, GRACE_S + size / MIN_BYTES_PER_S - waited_s)):
             message = await receive()
+        waited_s += loop.time() - began_at
         if message["type"] == "http.disconnect":
             raise ClientGone
         data = message.get("body", b"")
