@@ -1,6 +1,8 @@
 """Parameters that say how a call is handled and how its answer is written, through a serving router."""
 
 import asyncio
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from headrace_router.choices import TokenText
 from headrace_router.detokenization import build_vocabulary
 from headrace_router.logprob_objects import LogprobWriter
+from headrace_router.tokenization import TextEncoder
 from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import FinishReason, Lane, Request, TokenLogprobs, TopLogprob
 from headrace_shared.subjects import REQUESTS
@@ -207,6 +210,26 @@ async def test_a_chat_is_tokenized_as_a_call_would_be() -> None:
             assert refused.status_code == 400 and refused.json()["error"]["param"] == param
         refused = await router.client.post("/detokenize", json={"model": MODEL, "tokens": [5, -1]})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "tokens"
+
+
+async def test_long_prompts_are_shown_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    names_of, decode = TextEncoder.names_of, TextEncoder.decode
+
+    def noted(work: Callable[[TextEncoder, Sequence[int]], Any]) -> Any:
+        def run(self: TextEncoder, ids: Sequence[int]) -> Any:
+            threads.append(threading.get_ident())
+            return work(self, ids)
+
+        return run
+
+    monkeypatch.setattr(TextEncoder, "names_of", noted(names_of))
+    monkeypatch.setattr(TextEncoder, "decode", noted(decode))
+    async with running_router(says("x")) as router:
+        body = {"model": MODEL, "prompt": "abc", "return_token_strs": True}
+        assert (await router.client.post("/tokenize", json=body)).json()["token_strs"] == ["a", "b", "c"]
+        assert (await router.client.post(f"{TEXT}/render", json=BODY)).status_code == 200
+    assert len(threads) == 2 and threading.get_ident() not in threads
 
 
 async def test_a_rendered_call_is_what_would_be_queued() -> None:

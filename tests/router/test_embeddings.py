@@ -1,16 +1,24 @@
 """/v1/embeddings, answered by a scripted worker."""
 
+import asyncio
 import base64
+import json
 import math
+import threading
 from array import array
 from typing import Any
 
 import httpx
 import pytest
 
+from headrace_router.embedding_form import EmbeddingObject, embedding_object
+from headrace_router.embeddings import parse_embedding, validate_embedding
+from headrace_router.prompt_size import size_of
+from headrace_router.settings import RouterSettings
 from headrace_shared.codec import unpack_ids
+from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import FinishReason, Request, TokenFrame
-from tests.router.support import MODEL, Router, ScriptedWorker, running_router
+from tests.router.support import MODEL, Router, ScriptedWorker, make_card, running_router, until
 
 SIZE = 8
 
@@ -70,6 +78,51 @@ async def test_a_thousand_inputs_are_one_call() -> None:
         assert [item["index"] for item in answer["data"]] == list(range(1000))
         assert len({tuple(item["embedding"]) for item in answer["data"]}) > 1
         assert len(router.worker.requests) == 1000
+
+
+async def test_many_embeddings_are_written_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+
+    def written(*arguments: Any) -> EmbeddingObject:
+        threads.add(threading.get_ident())
+        return embedding_object(*arguments)
+
+    monkeypatch.setattr("headrace_router.embedding_writer.embedding_object", written)
+    async with running_router(embed) as router:
+        assert (await ask(router, input=["text"])).status_code == 200
+        assert threads == {threading.get_ident()}
+        threads.clear()
+        assert (await ask(router, input=["text"] * 1000)).status_code == 200
+        assert threads and threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(("hidden_size", "most"), [(0, 2048), (576, 2048), (4096, 512), (10**9, 1)])
+def test_a_call_has_as_many_inputs_as_the_broker_can_bear(hidden_size: int, most: int) -> None:
+    card = make_card(hidden_size=hidden_size)
+    body = parse_embedding(json.dumps({"model": MODEL, "input": ["a"] * most}).encode()).body
+    assert len(validate_embedding(body, card)[0]) == most and size_of(body).num_choices == most
+    body = parse_embedding(json.dumps({"model": MODEL, "input": ["a"] * (most + 1)}).encode()).body
+    with pytest.raises(InvalidRequest, match=f"1 to {most} texts"):
+        validate_embedding(body, card)
+
+
+async def test_calls_with_many_inputs_leave_half_of_the_places() -> None:
+    async def slow(worker: ScriptedWorker, request: Request) -> None:
+        await go.wait()
+        await embed(worker, request)
+
+    go = asyncio.Event()
+    settings = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0, max_inflight=20)
+    async with running_router(slow, settings=settings) as router:
+        first = asyncio.create_task(ask(router, input=["a"] * 15))  # alone it may be larger
+        await until(lambda: len(router.worker.requests) == 15)
+        refused = await ask(router, input=["a"] * 2)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        single = asyncio.create_task(ask(router, input="a"))
+        await until(lambda: len(router.worker.requests) == 16)
+        go.set()
+        assert (await first).status_code == (await single).status_code == 200
+        assert (await ask(router, input=["a"] * 2)).status_code == 200
 
 
 async def test_base64_holds_the_same_floats() -> None:

@@ -229,6 +229,7 @@ SAMPLES: dict[str, Struct] = {
         top_k=40,
         repetition_penalty=1.25,
         created=1_700_000_000,
+        hidden_size=576,
     ),
     "RouterLoad": RouterLoad(
         router=RouterId("router-01234567"),

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from headrace_shared.errors import ConfigError
 from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.models.card import card_from_folder, card_from_gguf
+from headrace_worker.models.checkpoint import open_checkpoint
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.source import find_model
 from tests.prompts import ALL
@@ -107,11 +108,12 @@ def test_a_folder_without_tokenizer_is_a_config_error(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_the_built_in_models_card() -> None:
     path = find_model("smollm2-135m").path
-    card = card_from_gguf(GgufFile(path), name="smollm2-135m", vocab_size=49152, context=8192)
+    card = open_checkpoint(path).make_card("smollm2-135m", 8192)
     tokenizer = Tokenizer.from_buffer(card.tokenizer)
     assert tokenizer.get_vocab_size() == 49152
     assert card.eos_token_ids == (tokenizer.token_to_id("<|im_end|>"),)
     assert (card.bos_token, card.eos_token, card.adds_bos) == ("<|im_start|>", "<|im_end|>", False)
+    assert (card.vocab_size, card.context, card.hidden_size) == (49152, 8192, 576)
     assert card.chat_template is not None
     assert "<|im_start|>" in card.chat_template
 

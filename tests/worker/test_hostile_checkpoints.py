@@ -198,6 +198,13 @@ def test_defaults_that_no_request_may_have_stop_the_start(tmp_path: Path, name: 
         card_from_folder(tmp_path, name="m", vocab_size=160, context=64)
 
 
+def test_a_card_says_how_long_embeddings_are(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    save_file({"model.norm.weight": torch.ones(48)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(tmp_path).make_card("m", 64).hidden_size == LLAMA["hidden_size"]
+
+
 def test_ends_that_the_model_cannot_say_are_left_out(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     ids = {"eos_token_id": [-1, 2, 160, 2**31, True]}

@@ -118,6 +118,8 @@ class ModelCard(Struct, frozen=True, tag=True, kw_only=True):
     repetition_penalty: float | None = None
     created: int = 0
     """Seconds since the epoch, for the models listing."""
+    hidden_size: int = 0
+    """Numbers in an embedding; 0: whoever wrote the card did not know."""
 
 
 class AdapterRecord(Struct, frozen=True, tag=True, kw_only=True):

@@ -54,4 +54,15 @@ def admit(num_in_flight: int, max_in_flight: int, *, is_reachable: bool) -> None
     if not is_reachable:
         raise Overloaded("The request queue cannot be reached.", retry_after_s=retry_after(2.0), code="unavailable")
     if num_in_flight >= max_in_flight:
-        raise Overloaded("Too many requests are in progress.", retry_after_s=retry_after(2.0), code="queue_full")
+        raise _too_many()
+
+
+def admit_inputs(num_inputs: int, num_in_flight: int, max_in_flight: int) -> None:
+    """Raises Overloaded. A call for embeddings may be as many requests as a thousand others: half of the places are for
+    those. Alone it may be larger than that."""
+    if num_in_flight and num_in_flight + num_inputs > max_in_flight // 2:
+        raise _too_many()
+
+
+def _too_many() -> Overloaded:
+    return Overloaded("Too many requests are in progress.", retry_after_s=retry_after(2.0), code="queue_full")

@@ -1,5 +1,6 @@
 """From a generation to the bytes of an answer, whole or streamed."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -22,6 +23,8 @@ HELD_ID = "headrace-request-id"
 """Response header: under which the answer can be had again."""
 MODEL = "headrace-model"
 """Response header: which model answers; it may not be the one that was asked for."""
+MAX_INLINE_BYTES = 16 * 1024
+"""Of embeddings; more are written in a thread."""
 FIRST_REPORT_S = 0.5
 """Who is answered sooner is told nothing of the queue; and by then all routers have told each other of it."""
 
@@ -82,7 +85,11 @@ async def answer_whole(reply: Reply, generation: Source) -> None:
         for event in await generation.next(reply.ping_interval_s):
             reply.on_token()
             deltas[event.choice].append(event.delta)
-    body = reply.writer.whole(deltas, generation.usage)
+    num_bytes = sum(len(parts[-1].embedding) for parts in deltas if parts)
+    if num_bytes > MAX_INLINE_BYTES:
+        body = await asyncio.to_thread(reply.writer.whole, deltas, generation.usage)
+    else:
+        body = reply.writer.whole(deltas, generation.usage)
     await _keep(reply)
     await _send_start(reply, {"content-type": "application/json", "content-length": str(len(body))})
     await _send_body(reply, body, is_last=True)

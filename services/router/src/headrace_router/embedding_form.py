@@ -51,17 +51,12 @@ class EmbeddingChoice(ChoiceText):
         return Delta(finish=self.finish, embedding=frame.embedding)
 
 
-def embedding_list(
-    model: str, form: EmbeddingForm, deltas: Sequence[Sequence[Delta]], num_tokens: int
-) -> EmbeddingList:
-    """`deltas[i]` are all of input i. Raises InvalidRequest if the model's embeddings are shorter than wanted."""
-    data = []
-    for index, parts in enumerate(deltas):
-        packed = b"".join(part.embedding for part in parts)
-        if not packed or len(packed) % 4:
-            raise ServiceFailure("An embedding was lost.", code="tokens_lost")
-        data.append(EmbeddingObject("embedding", index, _written(packed, form)))
-    return EmbeddingList("list", data, model, EmbeddingUsage(num_tokens, num_tokens))
+def embedding_object(form: EmbeddingForm, index: int, parts: Sequence[Delta]) -> EmbeddingObject:
+    """`parts` are all of this input. Raises InvalidRequest if the model's embeddings are shorter than wanted."""
+    packed = b"".join(part.embedding for part in parts)
+    if not packed or len(packed) % 4:
+        raise ServiceFailure("An embedding was lost.", code="tokens_lost")
+    return EmbeddingObject("embedding", index, _written(packed, form))
 
 
 def _written(packed: bytes, form: EmbeddingForm) -> list[float] | str:

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import Raw
+
 from headrace_router.choices import ChoiceDelta, Delta, Usage
-from headrace_router.embedding_form import EmbeddingForm, embedding_list
+from headrace_router.embedding_form import EmbeddingForm, EmbeddingUsage, embedding_object
 from headrace_router.http_errors import error_object
 from headrace_router.responses import to_json
 from headrace_shared.errors import RequestError
@@ -34,4 +36,7 @@ class EmbeddingWriter:
         return to_json({"error": error_object(error, shown_id)})
 
     def whole(self, deltas: Sequence[Sequence[Delta]], usage: Usage) -> bytes:
-        return to_json(embedding_list(self.model, self._form, deltas, usage.prompt_tokens))
+        """An `EmbeddingList`. Each embedding is written by itself: all at once, in C, would hold up all threads."""
+        objects = [Raw(to_json(embedding_object(self._form, *numbered))) for numbered in enumerate(deltas)]
+        told = EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens)
+        return to_json({"object": "list", "data": objects, "model": self.model, "usage": told})

@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 from headrace_router.embedding_form import EmbeddingForm
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
+from headrace_router.prompt_size import MAX_INPUTS
 from headrace_router.requests import EncodedPrompt, encode_prompts
 from headrace_router.schemas import CompletionBody, EmbeddingBody
 from headrace_router.validation import ValidParams, validate_completion
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.fleet_messages import ModelCard
 
-MAX_INPUTS = 2048
 MAX_DIMENSIONS = 65_536
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+"""Of a call's embeddings. Until they are read they lie in the broker's memory, with the tokens of all other calls."""
 
 
 class ParsedEmbedding(NamedTuple):
@@ -49,8 +51,9 @@ def parse_embedding(data: bytes) -> ParsedEmbedding:
 def validate_embedding(body: CompletionBody, card: ModelCard) -> tuple[list[str] | list[list[int]], ValidParams]:
     """The inputs, as given: texts or token ids. Raises InvalidRequest."""
     inputs = _inputs(body.prompt)
-    if not 1 <= len(inputs) <= MAX_INPUTS:
-        raise InvalidRequest(f"'input' must hold 1 to {MAX_INPUTS} texts.", param="input")
+    most = max_inputs(card)
+    if not 1 <= len(inputs) <= most:
+        raise InvalidRequest(f"'input' must hold 1 to {most} texts.", param="input")
     for item in inputs:
         if not item:
             raise InvalidRequest("'input' must not hold anything empty.", param="input", code="empty_prompt")
@@ -58,6 +61,12 @@ def validate_embedding(body: CompletionBody, card: ModelCard) -> tuple[list[str]
             raise InvalidRequest(f"'input' has token ids that are not 0 to {card.vocab_size - 1}.", param="input")
     _, params = validate_completion(body.model_copy(update={"prompt": "-"}), card, 0)
     return inputs, params._replace(has_seed=True)
+
+
+def max_inputs(card: ModelCard) -> int:
+    """Of one call."""
+    num_bytes = 4 * card.hidden_size
+    return min(MAX_INPUTS, max(1, MAX_ANSWER_BYTES // num_bytes)) if num_bytes else MAX_INPUTS
 
 
 def encode_inputs(model: ServedModel, inputs: list[str] | list[list[int]], params: ValidParams) -> list[EncodedPrompt]:

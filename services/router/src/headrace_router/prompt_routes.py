@@ -14,7 +14,7 @@ from headrace_router.http_errors import json_response
 from headrace_router.models import Models
 from headrace_router.openapi import OF_BODIES, operation
 from headrace_router.parsing import parse_body
-from headrace_router.preparation import Endpoint, Preparer
+from headrace_router.preparation import Endpoint, Prepared, Preparer
 from headrace_router.rendering import rendered
 from headrace_router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from headrace_router.tokenization import PromptPool
@@ -52,8 +52,7 @@ def make_prompt_router(parts: PromptParts) -> APIRouter:
             parsed = parts.preparer.parse(endpoint, data)
             identity.check_model(parsed.model)
             prepared = await parts.preparer.prepare(parsed, parts.models.get(parsed.model), 0, identity.owner)
-            objects = rendered(prepared)
-        return json_response(objects[0] if endpoint is Endpoint.CHAT else objects)
+            return await parts.pool.run(lambda: _shown(prepared, endpoint))
 
     @router.post("/v1/chat/completions/render", openapi_extra=operation(Rendered, body=ChatBody, errors=OF_BODIES))
     async def render_chat(request: Request) -> Response:
@@ -82,10 +81,10 @@ def make_prompt_router(parts: PromptParts) -> APIRouter:
             else:
                 text = await parts.preparer.render(model, chat)
                 ids = await parts.pool.run(lambda: tokens_of_chat(body, model, text))
-        answer = {"count": len(ids), "max_model_len": model.card.context, "tokens": ids}
-        if body.return_token_strs:
-            answer["token_strs"] = model.encoder.names_of(ids)
-        return json_response(answer)
+            answer = {"count": len(ids), "max_model_len": model.card.context, "tokens": ids}
+            if body.return_token_strs:
+                answer["token_strs"] = await parts.pool.run(lambda: model.encoder.names_of(ids))
+            return json_response(answer)
 
     @router.post("/detokenize", openapi_extra=operation(Detokenized, body=DetokenizeBody, errors=OF_BODIES))
     async def detokenize(request: Request) -> Response:
@@ -99,3 +98,9 @@ def make_prompt_router(parts: PromptParts) -> APIRouter:
             return json_response({"prompt": await parts.pool.run(lambda: model.encoder.decode(body.tokens))})
 
     return router
+
+
+def _shown(prepared: Prepared, endpoint: Endpoint) -> Response:
+    """Takes its time with long prompts."""
+    objects = rendered(prepared)
+    return json_response(objects[0] if endpoint is Endpoint.CHAT else objects)

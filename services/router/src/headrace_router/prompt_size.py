@@ -8,7 +8,9 @@ from typing import NamedTuple
 from headrace_router.schemas import ChatBody, CompletionBody, TextPart
 
 MAX_CHOICES = 256
-"""No call has more sequences."""
+"""No call that is answered with text has more sequences."""
+MAX_INPUTS = 2048
+"""Nor one for embeddings."""
 
 
 class PromptSize(NamedTuple):
@@ -43,7 +45,7 @@ def size_of(body: ChatBody | CompletionBody) -> PromptSize:
         num_prompts,
         sum(map(len, texts)),
         sum(map(len, rows)) + num_single,
-        min(MAX_CHOICES, num_prompts * num_choices),
+        min(max(MAX_CHOICES, min(MAX_INPUTS, num_prompts)), num_prompts * num_choices),
         _at_least_one(body.max_tokens),
     )
 

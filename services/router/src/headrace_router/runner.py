@@ -9,7 +9,7 @@ from typing import NamedTuple
 import structlog
 
 from headrace_router.active_calls import ActiveCalls
-from headrace_router.admission import QueueHealth, admit, refusal
+from headrace_router.admission import QueueHealth, admit, admit_inputs, refusal
 from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_stream, answer_whole
 from headrace_router.attachments import Attachments
 from headrace_router.call import Call, Plan
@@ -102,6 +102,8 @@ class Runner:
         meter.begun(plan, call.identity.owner)
         is_queued = False
         try:
+            if len(plan.prompts) > 1 and plan.prompts[0].request.embeds and not plan.follows:
+                admit_inputs(len(plan.prompts), len(self._table), self._settings.max_inflight)
             with self._attached(plan), self.active.add(call, plan, generation):
                 async with generation:
                     is_queued = True

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.models.card import card_from_folder, card_from_gguf
 from headrace_worker.models.config import ModelConfig
@@ -30,13 +32,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config = config_from_hf(read_json(path / "config.json"))
 
         def from_folder(name: str, context: int) -> ModelCard:
-            return card_from_folder(path, name=name, vocab_size=config.vocab_size, context=context)
+            card = card_from_folder(path, name=name, vocab_size=config.vocab_size, context=context)
+            return replace(card, hidden_size=config.hidden_size)
 
         return Checkpoint(config, SafetensorsFolder(path), from_folder)
     file = GgufFile(path)
     gguf = gguf_config(file)
 
     def from_gguf(name: str, context: int) -> ModelCard:
-        return card_from_gguf(file, name=name, vocab_size=gguf.vocab_size, context=context)
+        card = card_from_gguf(file, name=name, vocab_size=gguf.vocab_size, context=context)
+        return replace(card, hidden_size=gguf.hidden_size)
 
     return Checkpoint(gguf, GgufTensors(file, gguf), from_gguf, file.is_quantized)
