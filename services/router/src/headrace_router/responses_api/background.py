@@ -26,6 +26,7 @@ from headrace_router.metrics import RouterMetrics
 from headrace_router.preparation import Parsed
 from headrace_router.presence import Presence
 from headrace_router.responses_api.keeping import BackgroundKeeper
+from headrace_router.responses_api.packing import object_of
 from headrace_router.responses_api.store import Found, ResponseStore
 from headrace_router.responses_api.stored import StoredResponse, Unfinished, is_final
 from headrace_shared.bus import Bus, Entry
@@ -172,7 +173,7 @@ class BackgroundResponses:
                 await self._store.take_over(request_id, self._router, revision)
                 log.info("takes over a background response", request_id=request_id, router=unfinished.router)
             found = await self._store.find(request_id)
-            if found is None or found.stored.call is None or is_final(found.stored.object):
+            if found is None or found.stored.call is None or is_final(await object_of(found.stored)):
                 await self._store.remove_unfinished(request_id)
                 self.on_unfinished(None, request_id)
                 return

@@ -1,6 +1,5 @@
 """New responses: each is a chat that is told in other words, and kept."""
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -21,15 +20,14 @@ from headrace_router.responses_api.conversation import num_droppable, num_excess
 from headrace_router.responses_api.items import Items, items_of
 from headrace_router.responses_api.keeping import ForegroundKeeper
 from headrace_router.responses_api.kept_responses import KeptResponses, send_json
+from headrace_router.responses_api.packing import packed
 from headrace_router.responses_api.response_object import PREFIX, About
 from headrace_router.responses_api.schemas import InputTokensBody, ResponsesBody
 from headrace_router.responses_api.store import ResponseStore
-from headrace_router.responses_api.stored import StoredResponse, pack
+from headrace_router.responses_api.stored import MAX_BYTES, StoredResponse
 from headrace_router.responses_api.translation import FIELD_NAMES, translate, translate_prompt
 from headrace_shared.errors import InvalidRequest, ProtocolError
 
-MOST_AT_ONCE = 64 * 1024
-"""Bytes of a body that is packed on the spot."""
 MAX_ATTEMPTS = 8
 """With one conversation: whole, then without what should not fit, and then each time with half of what may be dropped.
 The last has nothing that may be."""
@@ -61,7 +59,9 @@ class ResponseCreator:
             call.identity.check_model(body.model)
             context = await self._context(call.identity, body.previous_response_id)
             conversation = context + items_of(body.input, PREFIX + call.request_id, context)
-            await self._begin(call, body, conversation, data)
+            # A conversation that was stored may be longer than any body.
+            items = await _packed(conversation, len(data) if not context else MAX_BYTES)
+            await self._begin(call, body, conversation, items, data)
 
     async def input_tokens(self, identity: Identity, data: bytes) -> dict[str, Any]:
         """How many tokens the prompt of such a response has. Raises RequestError or BusError."""
@@ -79,9 +79,9 @@ class ResponseCreator:
     async def _context(self, identity: Identity, previous: str | None) -> Items:
         return [] if previous is None else await self._kept.conversation(identity, previous)
 
-    async def _begin(self, call: Call, body: ResponsesBody, conversation: Items, data: bytes) -> None:
-        # Packing much would hold up the streams of others.
-        items = await asyncio.to_thread(_packed, conversation) if len(data) > MOST_AT_ONCE else _packed(conversation)
+    async def _begin(
+        self, call: Call, body: ResponsesBody, conversation: Items, items: bytes | None, data: bytes
+    ) -> None:
         left = conversation
         for attempt in range(MAX_ATTEMPTS):
             try:
@@ -131,9 +131,9 @@ class ResponseCreator:
         return items is not None and len(items) + len(msgspec.json.encode(about)) <= self._store.max_items_bytes
 
 
-def _packed(conversation: Items) -> bytes | None:
+async def _packed(conversation: Items, num_bytes: int) -> bytes | None:
     try:
-        return pack(conversation)
+        return await packed(conversation, num_bytes)
     except ProtocolError:
         return None
 

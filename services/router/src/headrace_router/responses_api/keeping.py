@@ -7,6 +7,7 @@ import msgspec
 import structlog
 
 from headrace_router.call_record import CallRecord
+from headrace_router.responses_api.packing import packed
 from headrace_router.responses_api.response_object import about_of, error_of, facts_of, response_object
 from headrace_router.responses_api.store import ResponseStore, request_id_of
 from headrace_router.responses_api.stored import StoredResponse, is_final, pack
@@ -45,7 +46,7 @@ class ForegroundKeeper:
         request_id = request_id_of(response["id"])
         assert request_id is not None, response["id"]
         try:
-            stored = StoredResponse(owner=self._owner, response=pack(response), items=self._items)
+            stored = StoredResponse(owner=self._owner, response=await packed(response, len(answer)), items=self._items)
             await self._store.put(request_id, stored)
         except (BusError, ProtocolError) as error:
             log.warning("response not stored", request_id=request_id, error=str(error))
@@ -91,7 +92,7 @@ class BackgroundKeeper:
 
     async def answered(self, answer: bytes) -> None:
         try:
-            await self._end(msgspec.json.decode(answer))
+            await self._end(msgspec.json.decode(answer), len(answer))
         except (BusError, ProtocolError) as error:
             log.warning("background response not stored", error=str(error))
 
@@ -102,12 +103,13 @@ class BackgroundKeeper:
         else:
             await self._end({**self.response, "status": "failed", "error": error_of(error)})
 
-    async def _end(self, response: dict[str, Any]) -> None:
+    async def _end(self, response: dict[str, Any], num_bytes: int = 0) -> None:
         record = self.record
         assert record is not None and self._revision is not None, "ends before it has begun"
         if not is_final(self.response):
             answer = await answer_of(self._bus, record)
-            ended = msgspec.structs.replace(self._stored, response=pack(response), answer=answer)
+            response_bytes = await packed(response, num_bytes)
+            ended = msgspec.structs.replace(self._stored, response=response_bytes, answer=answer)
             too_large = {**self.response, "status": "failed", "error": error_of(_TOO_LARGE)}
             # Rather without the tokens than not at all; and an end it gets in any case.
             for stored in (

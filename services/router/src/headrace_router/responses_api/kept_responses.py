@@ -14,6 +14,7 @@ from headrace_router.identity import Identity
 from headrace_router.models import Models
 from headrace_router.responses_api.background import BackgroundResponses
 from headrace_router.responses_api.items import Items
+from headrace_router.responses_api.packing import conversation_of, input_items_of, object_of
 from headrace_router.responses_api.replay import Replay
 from headrace_router.responses_api.store import Found, ResponseStore, request_id_of
 from headrace_router.responses_api.stored import StoredResponse, is_final, pack
@@ -48,7 +49,7 @@ class KeptResponses:
     async def retrieve(self, identity: Identity, response_id: str) -> dict[str, Any]:
         """As it is now."""
         found = await self._store.load(identity.owner, response_id)
-        response, record = _object_of(found.stored), found.stored.call
+        response, record = await _object_of(found.stored), found.stored.call
         if is_final(response) or record is None:
             return response
         (request,) = record.requests
@@ -62,14 +63,14 @@ class KeptResponses:
         record = found.stored.call
         if record is None:
             raise InvalidRequest(_BACKGROUND_ONLY.format("streamed again"), param="stream")
-        if not is_final(_object_of(found.stored)):
+        if not is_final(await _object_of(found.stored)):
             try:
                 await self.follow_record(call, record, starting_after)
                 return
             except InvalidRequest:
                 # It may have ended meanwhile, and its tokens been forgotten.
                 found = await self._store.load(call.identity.owner, response_id)
-                if not is_final(_object_of(found.stored)):
+                if not is_final(await _object_of(found.stored)):
                     raise
         await self._replay(call, found.stored, record, starting_after)
 
@@ -97,22 +98,22 @@ class KeptResponses:
         """The conversation that it answers."""
         found = await self._store.load(identity.owner, response_id)
         with _readable():
-            return found.stored.input_items
+            return await input_items_of(found.stored)
 
     async def conversation(self, identity: Identity, previous: str) -> Items:
         """What a response that continues this one knows already."""
         found = await self._store.load(identity.owner, previous, param="previous_response_id")
-        if not is_final(_object_of(found.stored)):
+        if not is_final(await _object_of(found.stored)):
             raise InvalidRequest(
                 "The previous response has not ended yet.",
                 param="previous_response_id",
                 code="previous_response_not_finished",
             )
         with _readable():
-            return found.stored.conversation
+            return await conversation_of(found.stored)
 
     async def _cancel(self, found: Found, record: CallRecord) -> dict[str, Any]:
-        response = _object_of(found.stored)
+        response = await _object_of(found.stored)
         if is_final(response):
             return response
         self._background.cancel(record)
@@ -122,11 +123,11 @@ class KeptResponses:
             await self._store.update(record.request_id, cancelled, found.revision)
         except RevisionConflict:
             # It has ended just now: that is what it is.
-            return _object_of((await self._store.load(found.stored.owner, response["id"])).stored)
+            return await _object_of((await self._store.load(found.stored.owner, response["id"])).stored)
         return response
 
     async def _replay(self, call: Call, stored: StoredResponse, record: CallRecord, starting_after: int) -> None:
-        response = _object_of(stored)
+        response = await _object_of(stored)
         if response["output"] and not stored.answer:
             raise InvalidRequest("The events are not kept any more; the response is.", code="answer_expired")
         (request,) = record.requests
@@ -156,9 +157,9 @@ async def send_json(call: Call, content: dict[str, Any]) -> None:
     await call.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _object_of(stored: StoredResponse) -> dict[str, Any]:
+async def _object_of(stored: StoredResponse) -> dict[str, Any]:
     with _readable():
-        return stored.object
+        return await object_of(stored)
 
 
 @contextlib.contextmanager
