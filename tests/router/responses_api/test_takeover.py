@@ -7,16 +7,18 @@ import msgspec
 import pytest
 
 from headrace_router.responses_api import background
-from headrace_router.responses_api.store import ResponseStore
-from headrace_router.responses_api.stored import StoredResponse, pack
+from headrace_router.responses_api.background import BackgroundResponses
+from headrace_router.responses_api.store import Found, ResponseStore
+from headrace_router.responses_api.stored import StoredResponse, Unfinished, pack
 from headrace_router.settings import RouterSettings
 from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
 from headrace_shared.messages import FinishReason, RequestId, TokenFrame
 from headrace_shared.subjects import UNFINISHED, tokens_subject
-from tests.router.responses_api.test_endpoints import create, in_steps, text_of
+from tests.router.responses_api.test_endpoints import create, in_steps, retrieve, text_of
 from tests.router.responses_api.test_keeping import REQUEST_ID, record
 from tests.router.support import byte_ids, running_router, says, until
+from tests.router.test_resume import two_routers
 
 STORED = StoredResponse(owner="o", response=pack({"id": f"resp_{REQUEST_ID}", "status": "queued"}), items=pack([]))
 NOBODY = ""
@@ -90,3 +92,43 @@ async def test_a_router_that_is_full_says_nothing_of_the_answer(monkeypatch: pyt
         await until_gone(router.bus)
         found = await store.find(REQUEST_ID)
         assert found is not None and text_of(found.stored.object) == "x"
+
+
+async def test_what_the_broker_does_not_know_yet_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ResponseStore.find
+    looks = []
+
+    async def late(self: ResponseStore, request_id: RequestId) -> Found | None:
+        looks.append(request_id)
+        return None if len(looks) == 1 else await found(self, request_id)
+
+    async with running_router(says("ok")) as router:
+        store = ResponseStore(router.bus)
+        call = msgspec.structs.replace(record(), created=int(time.time()) - 10_000)
+        await store.create(REQUEST_ID, msgspec.structs.replace(STORED, call=call))
+        monkeypatch.setattr(ResponseStore, "find", late)
+        await store.add_unfinished(REQUEST_ID, NOBODY)
+        await until_gone(router.bus)
+        ended = await found(store, REQUEST_ID)
+        assert ended is not None and ended.stored.object["status"] == "failed"
+
+
+async def test_whoever_repeats_a_call_reads_its_response_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "PERIOD_S", 0.05)
+    adopted = []
+
+    async def adopt(self: BackgroundResponses, request_id: RequestId, unfinished: Unfinished) -> None:
+        adopted.append(request_id)
+
+    monkeypatch.setattr(BackgroundResponses, "_adopt", adopt)
+    gate = asyncio.Event()
+    async with two_routers(in_steps("the tin", gate)) as routers:
+        headers = {"Idempotency-Key": "k"}
+        asked = {"model": "tiny", "input": "Hi", "background": True}
+        for client in (routers.a.client, routers.b.client, routers.b.client):
+            reply = await client.post("/v1/responses", json=asked, headers=headers)
+            assert reply.status_code == 200
+        await asyncio.sleep(0.5)
+        gate.set()
+        ended = await retrieve(routers.b.client, reply.json()["id"], "completed")
+        assert text_of(ended) == "the tin" and adopted == []

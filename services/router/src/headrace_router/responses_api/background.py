@@ -102,7 +102,8 @@ class BackgroundResponses:
         """Returns when the response is queued and stored. Raises RequestError or BusError if it is not."""
         if len(self._tasks) >= MAX_CALLS:
             raise Overloaded("There are too many background responses.", retry_after_s=10.0)
-        keeper = BackgroundKeeper(self._store, self._bus, self._router, stored)
+        claim = partial(self._claim, call.request_id)
+        keeper = BackgroundKeeper(self._store, self._bus, self._router, stored, on_queued=claim)
         own = _own_call(call, self._metrics)._replace(keeper=keeper)
         work = self._spawn(call.request_id, self._watched(keeper, partial(self._caller.begin, own, parsed), own.meter))
         begun = asyncio.ensure_future(keeper.has_begun.wait())
@@ -158,8 +159,17 @@ class BackgroundResponses:
         task.add_done_callback(partial(self._on_done, request_id))
         return task
 
+    def _claim(self, own_id: RequestId, request_id: RequestId) -> None:
+        """Of the current task, begun as `own_id`: it reads that response, which an earlier call with its idempotency
+        key began."""
+        if request_id not in self._tasks:
+            task = self._tasks[request_id] = self._tasks.pop(own_id)
+            task.add_done_callback(partial(self._on_done, request_id))
+
     def _on_done(self, request_id: RequestId, task: "asyncio.Task[None]") -> None:
-        self._tasks.pop(request_id, None)
+        if self._tasks.get(request_id) is not task:
+            return
+        del self._tasks[request_id]
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, RequestError | BusError):  # those are told to the client
             log.error("background response failed", request_id=request_id, error=repr(error))
@@ -172,7 +182,7 @@ class BackgroundResponses:
             if unfinished.router != self._router:
                 await self._store.take_over(request_id, self._router, revision)
                 log.info("takes over a background response", request_id=request_id, router=unfinished.router)
-            found = await self._store.find(request_id)
+            found = await self._store.find_surely(request_id)
             if found is None or found.stored.call is None or is_final(await object_of(found.stored)):
                 await self._store.remove_unfinished(request_id)
                 self.on_unfinished(None, request_id)

@@ -1,6 +1,7 @@
 """Stores the answers of responses."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from headrace_shared.errors import (
     RevisionConflict,
     ServiceFailure,
 )
-from headrace_shared.messages import TokenFrame
+from headrace_shared.messages import RequestId, TokenFrame
 
 log = structlog.get_logger(__name__)
 
@@ -56,14 +57,22 @@ class BackgroundKeeper:
     """Implements `call.Keeper`: the response is stored at its beginning and at its end."""
 
     def __init__(
-        self, store: ResponseStore, bus: Bus, router: str, stored: StoredResponse, revision: int | None = None
+        self,
+        store: ResponseStore,
+        bus: Bus,
+        router: str,
+        stored: StoredResponse,
+        revision: int | None = None,
+        on_queued: Callable[[RequestId], None] | None = None,
     ) -> None:
-        """`stored`: without its call and object, which come as it begins; with `revision` it has begun."""
+        """`stored`: without its call and object, which come as it begins; with `revision` it has begun. `on_queued`
+        hears its id before anybody else can."""
         self._store = store
         self._bus = bus
         self._router = router
         self._stored = stored
         self._revision = revision
+        self._on_queued = on_queued
         self.record = stored.call
         self.has_begun = asyncio.Event()
 
@@ -73,6 +82,8 @@ class BackgroundKeeper:
         facts = facts_of(record.requests[0], record.created)
         response = response_object(about_of(record.form), facts, "queued", [])
         self._stored = msgspec.structs.replace(self._stored, response=pack(response), call=record)
+        if self._on_queued is not None:
+            self._on_queued(record.request_id)
         # In this order: whoever finds it on the list and nowhere else takes it off.
         await self._store.add_unfinished(record.request_id, self._router)
         try:

@@ -46,16 +46,21 @@ class ResponseStore:
         request_id = request_id_of(response_id)
         found = None
         if request_id is not None:
-            found = await self.find(request_id)
-            if found is None:
-                await asyncio.sleep(LAG_S)
-                found = await self.find(request_id)
+            found = await self.find_surely(request_id)
         if found is None or found.stored.owner != owner:
             raise InvalidRequest(
                 f"There is no response with the id '{response_id[:64]}', or not any more.",
                 param=param,
                 code="response_not_found" if param is None else "previous_response_not_found",
             )
+        return found
+
+    async def find_surely(self, request_id: RequestId) -> Found | None:
+        """Looks twice."""
+        found = await self.find(request_id)
+        if found is None:
+            await asyncio.sleep(LAG_S)
+            found = await self.find(request_id)
         return found
 
     async def find(self, request_id: RequestId) -> Found | None:
