@@ -23,7 +23,15 @@ from tests.shared.samples import REQUEST
 
 FACTS = WorkerFacts(num_blocks=64, block_size=16, context=1024, max_sequences=8, tokens_per_iteration=512)
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
-WORKED = replace(REQUEST, num_choices=1, trace=TRACE.to_headers(), prompt=b"\1\0\0\0" * 40)
+WORKED = replace(
+    REQUEST,
+    num_choices=1,
+    adapter="",
+    adapter_digest="",
+    embeds=False,
+    trace=TRACE.to_headers(),
+    prompt=b"\1\0\0\0" * 40,
+)
 ACK = "$JS.ACK.REQUESTS.m-interactive.1.7.7.995000000000.0"
 """Stored at 995 s."""
 WALL, START = 1000.0, 50.0
