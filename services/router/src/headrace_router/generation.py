@@ -71,8 +71,7 @@ class Generation:
         """`leave` is told of each request that is left incomplete; without it that is cancelled. `follows`: the
         requests are in the queue already, or beyond it. `told`: where deltas are to begin anew; those before are given
         too. `counts`: each delta carries the usage. `by_token`: each delta is of one token.
-        `tracker` hears of what is queued here, and may
-        give up what still waits."""
+        `tracker` hears of what is queued here, and may give up what still waits."""
         self._prompts = prompts
         self._by_id = {prompt.request.request_id: prompt for prompt in prompts}
         self._first_index = {

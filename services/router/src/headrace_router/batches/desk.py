@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from headrace_router.batches.record import WINDOW, BatchRecord, IllegalTransition, cancelled
+from headrace_router.batches.record import WINDOW, BatchRecord, BatchState, IllegalTransition, cancelled
 from headrace_router.batches.schemas import BatchBody
 from headrace_router.batches.store import BatchStore, Superseded
 from headrace_router.files.library import FileLibrary
@@ -58,11 +58,7 @@ class BatchDesk:
         known = await self._store.all_of(identity.owner)
         unfinished = [record for record in known if not record.is_over]
         if len(unfinished) >= self._settings.max_unfinished:
-            raise LimitReached(
-                f"You may have at most {self._settings.max_unfinished} unfinished batches.",
-                retry_after_s=BUSY_RETRY_S,
-                code="too_many_batches",
-            )
+            raise self._too_many()
         for old in [record for record in known if record.is_over][max(0, MAX_KEPT - len(unfinished) - 1) :]:
             await self._store.forget(old)
         now = self._clock()
@@ -78,10 +74,29 @@ class BatchDesk:
             output_life_s=body.output_expires_after.seconds if body.output_expires_after else LONGEST_LIFE_S,
         )
         try:
-            await self._store.create(record)
+            revision = await self._store.create(record)
         except RevisionConflict:
             return _same((await self._get(identity, batch_id)), body)
+        if await self._num_ahead(record, revision) >= self._settings.max_unfinished:
+            await self._store.forget(record)
+            raise self._too_many()
         return record
+
+    async def _num_ahead(self, own: BatchRecord, revision: int) -> int:
+        """How many of its owner's unfinished batches were there first: others may have been made at the same moment,
+        also at other routers. Where that cannot be told any more, they were."""
+        return sum(
+            kept.revision < revision or kept.record.epoch > 0 or kept.record.state is not BatchState.VALIDATING
+            for kept in await self._store.kept_of(own.owner)
+            if kept.record.batch_id != own.batch_id and not kept.record.is_over
+        )
+
+    def _too_many(self) -> LimitReached:
+        return LimitReached(
+            f"You may have at most {self._settings.max_unfinished} unfinished batches.",
+            retry_after_s=BUSY_RETRY_S,
+            code="too_many_batches",
+        )
 
     async def get(self, identity: Identity, batch_id: str) -> BatchRecord:
         """Raises InvalidRequest (404), BusError."""

@@ -47,9 +47,9 @@ class BatchStore:
 
         await self._bus.watch(BATCHES.name, on_entry)
 
-    async def create(self, record: BatchRecord) -> None:
-        """Raises RevisionConflict if there is one with this id, BusError."""
-        await self._bus.create(BATCHES.name, _key(record.owner, record.batch_id), encode(record))
+    async def create(self, record: BatchRecord) -> int:
+        """Its revision. Raises RevisionConflict if there is one with this id, BusError."""
+        return await self._bus.create(BATCHES.name, _key(record.owner, record.batch_id), encode(record))
 
     async def get(self, owner: str, batch_id: str) -> Kept | None:
         """`owner`: as in `Identity`. Raises BusError."""
@@ -59,9 +59,13 @@ class BatchStore:
 
     async def all_of(self, owner: str) -> list[BatchRecord]:
         """Newest first. Raises BusError."""
-        records = [_decoded(entry) for entry in await self._bus.entries(BATCHES.name, owner_token(owner))]
-        found = [record for record in records if record is not None]
+        found = [kept.record for kept in await self.kept_of(owner)]
         return sorted(found, key=lambda record: (record.created_at, record.batch_id), reverse=True)
+
+    async def kept_of(self, owner: str) -> list[Kept]:
+        """In any order. Raises BusError."""
+        entries = [(entry, _decoded(entry)) for entry in await self._bus.entries(BATCHES.name, owner_token(owner))]
+        return [Kept(record, entry.revision) for entry, record in entries if record is not None]
 
     async def forget(self, record: BatchRecord) -> None:
         """Raises BusError."""

@@ -70,6 +70,8 @@ class MultipartParser:
         self._buffer = bytearray(b"\r\n")
         self._state = _State.PREAMBLE
         self._num_parts = 0
+        self._is_first = False
+        """The buffer begins with the end of the head's last line, which is no content."""
 
     @property
     def is_complete(self) -> bool:
@@ -147,9 +149,6 @@ class MultipartParser:
         self._state = _State.CONTENT
         self._is_first = True
         return True
-
-    _is_first = False
-    """The buffer begins with the end of the head's last line, which is no content."""
 
     def _read_content(self, events: list[Event]) -> bool:
         skip = 2 if self._is_first else 0
