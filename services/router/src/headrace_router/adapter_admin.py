@@ -139,7 +139,7 @@ class AdapterAdmin:
                         f"The adapter is not loaded: {problem}.", param="lora_path", code="adapter_refused"
                     )
                 raise ServiceFailure("No worker has loaded the adapter in time.", code="adapter_not_loaded")
-            await self._table.news(LOOK_S)
+            await self._models.next_hello(LOOK_S)
 
     async def _put(self, record: AdapterRecord, known: StoredAdapter | None) -> StoredAdapter:
         try:

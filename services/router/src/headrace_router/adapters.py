@@ -1,6 +1,5 @@
 """The LoRA adapters that can be asked for by name, and which workers have them."""
 
-import asyncio
 from typing import NamedTuple
 
 import structlog
@@ -40,14 +39,13 @@ class _Worker(NamedTuple):
 
 
 class AdapterTable:
-    """Belongs to one event loop. `now` is monotonic time in seconds."""
+    """`now` is monotonic time in seconds."""
 
     def __init__(self) -> None:
         self._adapters: dict[str, StoredAdapter] = {}
         """By key in the bucket."""
         self._keys: dict[str, str] = {}
         self._workers: dict[WorkerId, _Worker] = {}
-        self._has_news = asyncio.Event()
 
     def find(self, name: str) -> AdapterRecord | None:
         """One that has been loaded by some worker."""
@@ -79,14 +77,6 @@ class AdapterTable:
             [answer.digest for answer in said if not answer.problem],
             [answer.problem for answer in said if answer.problem],
         )
-
-    async def news(self, timeout_s: float) -> None:
-        """Returns when a worker has said something, at the latest after the timeout."""
-        self._has_news.clear()
-        try:
-            await asyncio.wait_for(self._has_news.wait(), timeout_s)
-        except TimeoutError:
-            return
 
     def on_change(self, entry: Entry | None, key: str) -> None:
         """Of the bucket ADAPTERS."""
@@ -124,7 +114,6 @@ class AdapterTable:
             self._workers = {
                 key: worker for key, worker in self._workers.items() if now - worker.heard_at <= WORKER_TIMEOUT_S
             }
-        self._has_news.set()
 
 
 def _answer(hello: Hello, stored: StoredAdapter) -> LoadedAdapter | None:

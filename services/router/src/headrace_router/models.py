@@ -4,6 +4,7 @@ Cards outlive workers, so a model that is scaled to zero is still known: request
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ class Models:
         self._now = now
         self._capacities = capacities
         self.adapters = AdapterTable()
+        self._has_hello = asyncio.Event()
         self._models: dict[str, ServedModel] = {}
         self._new_cards: dict[str, ModelCard] = {}
         self._has_new = asyncio.Event()
@@ -203,6 +205,12 @@ class Models:
                 self._is_known.notify_all()
             log.info("model known", model=name, context=card.context, vocab_size=card.vocab_size)
 
+    async def next_hello(self, timeout_s: float) -> None:
+        """Returns when a worker has said something, at the latest after the timeout."""
+        self._has_hello.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_hello.wait(), timeout_s)
+
     def _on_hello(self, message: Message) -> None:
         try:
             hello = decode(message.data, Hello)
@@ -211,3 +219,4 @@ class Models:
             return
         self._capacities.on_hello(hello, self._now())
         self.adapters.on_hello(hello, self._now())
+        self._has_hello.set()
