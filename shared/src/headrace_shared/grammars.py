@@ -43,6 +43,10 @@ class Grammars:
         self._num_known_bytes = 0
         self._lock = Lock()
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._card.eos_token_ids
+
     def compile(self, grammar: str) -> LLMatcher:
         """At the beginning of the text; the caller's own. Raises GrammarError."""
         with self._lock:

@@ -11,6 +11,7 @@ import signal
 import struct
 import sys
 import threading
+import time
 from collections import OrderedDict
 from typing import BinaryIO
 
@@ -30,6 +31,9 @@ MAX_GROWTH_BYTES = 256 << 20
 """For compiling one grammar."""
 MAX_MODELS = 8
 MAX_ERROR_CHARS = 500
+TRIAL_TOKENS = 16
+TRIAL_S = 0.2
+"""A grammar that has stood so much of a trial is not held up any longer."""
 LENGTH = struct.Struct("<I")
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 """Between the tokens of JSON: small models would not find an end to it."""
@@ -82,11 +86,28 @@ class Checker:
             matcher = grammars.compile(grammar)
         except (GrammarError, ValueError) as error:
             return Verdict(grammar="", problem=_first_lines(str(error)))
-        # What the first token may be is known only after a look at the whole vocabulary, which has limits of its own.
-        matcher.compute_bitmask()
-        if matcher.is_error():
-            return Verdict(grammar="", problem=_first_lines(matcher.get_error()))
+        # Which token may be next is known only after a look at the whole vocabulary, with limits of its own; and nested
+        # repetitions grow with each token. Two ways into the grammar: along the lowest and along the highest ids.
+        give_up_at = time.monotonic() + TRIAL_S
+        for walked, goes_low in ((matcher, True), (grammars.compile(grammar), False)):
+            walk(walked, grammars.eos_token_ids, give_up_at, goes_low=goes_low)
+            if walked.is_error():
+                return Verdict(grammar="", problem=_first_lines(walked.get_error()))
         return Verdict(grammar=grammar, problem="")
+
+
+def walk(matcher: LLMatcher, eos_token_ids: tuple[int, ...], give_up_at: float, *, goes_low: bool) -> None:
+    """At most TRIAL_TOKENS tokens, each the first or the last that is allowed and does not end the text; at least the
+    first is looked for. The matcher has an error then if the grammar cannot be used for so many."""
+    for _ in range(TRIAL_TOKENS):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        for token in eos_token_ids:
+            allowed &= ~(1 << token)
+        if matcher.is_error() or not allowed or time.monotonic() >= give_up_at:
+            return
+        matcher.consume_token(((allowed & -allowed) if goes_low else allowed).bit_length() - 1)
+        if matcher.is_error() or matcher.is_stopped():
+            return
 
 
 def grammar_of(kind: FormKind, text: str) -> str:
