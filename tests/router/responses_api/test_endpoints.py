@@ -10,10 +10,11 @@ import pytest
 from headrace_router.call import Call
 from headrace_router.calls import Caller
 from headrace_router.preparation import Parsed
-from headrace_router.responses_api import stored
+from headrace_router.responses_api import store, stored
 from headrace_router.settings import RouterSettings
 from headrace_shared.bus import Bus
 from headrace_shared.codec import pack_ids, unpack_ids
+from headrace_shared.errors import QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import CancelReason, FinishReason, Outcome, Request
 from headrace_shared.subjects import RESPONSES, TOKENS, UNFINISHED, bucket_stream
@@ -484,6 +485,35 @@ async def test_a_conversation_that_could_not_be_unpacked_is_not_stored(monkeypat
         assert refused.status_code == 413 and refused.json()["error"]["param"] == "store"
         made = (await router.client.post(PATH, json=fields)).json()
         assert made["store"] is False and text_of(made) == "ok"
+
+
+async def test_who_has_stored_much_stores_no_more_until_something_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "OWNERS", RESPONSES.max_bytes // 2000)
+    async with running_router(says("ok")) as router:
+        made = []
+        while (latest := await create(router.client))["store"]:
+            made.append(latest["id"])
+        assert 1 <= len(made) <= 20 and text_of(latest) == "ok"
+        for fields in ({"store": True}, {"background": True}):
+            refused = await router.client.post(PATH, json=body(**fields))
+            assert refused.status_code == 403 and refused.json()["error"]["code"] == "response_quota_exceeded"
+        other = await router.client.post(PATH, json=body(), headers={"Authorization": "Bearer other"})
+        assert other.json()["store"] is True
+        await router.client.delete(f"{PATH}/{made[0]}")
+        assert (await create(router.client))["store"] is True
+
+
+async def test_a_full_store_is_told_as_such() -> None:
+    class Full(MemoryBus):
+        async def create(self, bucket: str, key: str, value: bytes) -> int:
+            if bucket == RESPONSES.name:
+                raise QueueFull
+            return await super().create(bucket, key, value)
+
+    broker = MemoryBroker()
+    async with running_router(says("ok"), buses=(Full(broker), MemoryBus(broker))) as router:
+        refused = await router.client.post(PATH, json=body(background=True))
+        assert refused.json()["error"]["code"] == "response_store_full" and int(refused.headers["retry-after"]) >= 1
 
 
 def test_buckets_are_bounded() -> None:

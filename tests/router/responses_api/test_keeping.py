@@ -1,5 +1,6 @@
 """How background responses end in the store, also where there is little room."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -7,13 +8,14 @@ import msgspec
 import pytest
 
 from headrace_router.call_record import AnswerForm, CallRecord, Dialect
+from headrace_router.responses_api import store
 from headrace_router.responses_api.keeping import BackgroundKeeper
 from headrace_router.responses_api.response_object import About, facts_of
 from headrace_router.responses_api.store import ResponseStore
 from headrace_router.responses_api.stored import StoredResponse, pack
 from headrace_shared import codec
 from headrace_shared.codec import encode
-from headrace_shared.errors import ServiceFailure
+from headrace_shared.errors import Forbidden, ServiceFailure
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import (
     FinishReason,
@@ -27,7 +29,7 @@ from headrace_shared.messages import (
     TokenLogprobs,
     TopLogprob,
 )
-from headrace_shared.subjects import TOKENS, UNFINISHED, tokens_subject
+from headrace_shared.subjects import RESPONSES, TOKENS, UNFINISHED, tokens_subject
 from tests.router.support import until
 
 REQUEST_ID = RequestId("1" * 32)
@@ -144,6 +146,18 @@ async def test_what_is_larger_than_any_message_is_told_as_too_large(monkeypatch:
     await keeper.answered(completed(keeper, noise))
     stored = await keeping.ended()
     assert stored.object["status"] == "failed" and "too large" in stored.object["error"]["message"]
+
+
+async def test_many_that_begin_at_once_fill_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "OWNERS", RESPONSES.max_bytes // 5000)
+    keeping = Keeping()
+    await keeping.store.open(lambda entry, key: None)
+    stored = StoredResponse(owner="o", response=b"x" * 1000, items=b"")
+    made = [keeping.store.create(RequestId(f"{number:032x}"), stored) for number in range(20)]
+    told = await asyncio.gather(*made, return_exceptions=True)
+    assert (
+        sum(isinstance(each, Forbidden) for each in told) == 16 and len(await keeping.bus.entries(RESPONSES.name)) == 4
+    )
 
 
 async def test_an_end_counts_once() -> None:

@@ -26,7 +26,7 @@ from headrace_router.responses_api.schemas import InputTokensBody, ResponsesBody
 from headrace_router.responses_api.store import ResponseStore
 from headrace_router.responses_api.stored import MAX_BYTES, StoredResponse
 from headrace_router.responses_api.translation import FIELD_NAMES, translate, translate_prompt
-from headrace_shared.errors import InvalidRequest, ProtocolError
+from headrace_shared.errors import Forbidden, InvalidRequest, ProtocolError
 
 MAX_ATTEMPTS = 8
 """With one conversation: whole, then without what should not fit, and then each time with half of what may be dropped.
@@ -113,6 +113,13 @@ class ResponseCreator:
             if body.store or about.background:
                 raise InvalidRequest("The response is too large to be stored.", param="store", code="payload_too_large")
             about = msgspec.structs.replace(about, store=False)
+        elif about.store:
+            try:
+                self._store.check_share(call.identity.owner, len(items or b""))
+            except Forbidden:
+                if body.store or about.background:
+                    raise
+                about = msgspec.structs.replace(about, store=False)
         wording = Wording(Dialect.RESPONSES, msgspec.json.encode(about), by_token=about.background)
         parsed = Parsed(Endpoint.RESPONSES, chat, data, wording)
         owner = call.identity.owner

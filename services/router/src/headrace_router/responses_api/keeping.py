@@ -17,8 +17,10 @@ from headrace_router.token_log import Cursor
 from headrace_shared.bus import Bus
 from headrace_shared.errors import (
     BusError,
+    Overloaded,
     PayloadTooLarge,
     ProtocolError,
+    QueueFull,
     RequestError,
     RevisionConflict,
     ServiceFailure,
@@ -27,6 +29,8 @@ from headrace_shared.messages import RequestId, TokenFrame
 
 log = structlog.get_logger(__name__)
 
+STORE_FULL_S = 60.0
+"""Room comes only as old responses go."""
 _TOO_LARGE = ServiceFailure("The response is too large to be stored.", code="response_too_large")
 
 
@@ -94,6 +98,10 @@ class BackgroundKeeper:
             if found is None:
                 raise
             self._stored, self._revision = found
+        except QueueFull as error:
+            raise Overloaded(
+                "There is no room for more stored responses.", retry_after_s=STORE_FULL_S, code="response_store_full"
+            ) from error
         self.record = record
         self.has_begun.set()
 

@@ -1,15 +1,17 @@
 """The bucket of stored responses, and the list of those without an end."""
 
 import asyncio
+import time
 from typing import NamedTuple
 
 import structlog
 
 from headrace_router.responses_api.response_object import PREFIX
+from headrace_router.responses_api.shares import Shares
 from headrace_router.responses_api.stored import StoredResponse, Unfinished
 from headrace_shared.bus import Bus, Entry, WatchHandler
 from headrace_shared.codec import decode, encode
-from headrace_shared.errors import InvalidRequest, ProtocolError
+from headrace_shared.errors import Forbidden, InvalidRequest, ProtocolError
 from headrace_shared.messages import RequestId
 from headrace_shared.subjects import RESPONSES, UNFINISHED
 
@@ -17,6 +19,9 @@ log = structlog.get_logger(__name__)
 
 LAG_S = 0.1
 """A broker of a cluster may answer before it knows what another one has stored."""
+
+OWNERS = 8
+"""So many of one router's must be at their limit before nobody's responses can be stored any more."""
 
 
 class Found(NamedTuple):
@@ -29,6 +34,7 @@ class ResponseStore:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._shares = Shares(RESPONSES.max_bytes // OWNERS, time.monotonic)
 
     async def open(self, on_unfinished: WatchHandler) -> None:
         """`on_unfinished` hears of all responses without an end, now and later."""
@@ -73,19 +79,43 @@ class ResponseStore:
             log.warning("undecodable stored response", request_id=request_id, error=str(error))
             return None
 
+    def check_share(self, owner: str, num_bytes: int) -> None:
+        """Raises Forbidden if the owner may not store so much more."""
+        if not self._shares.has_room(owner, num_bytes):
+            raise Forbidden(
+                "You may store no more responses; delete some.", code="response_quota_exceeded", param="store"
+            )
+
     async def put(self, request_id: RequestId, stored: StoredResponse) -> None:
-        await self._bus.put(RESPONSES.name, request_id, encode(stored))
+        data = encode(stored)
+        await self._bus.put(RESPONSES.name, request_id, data)
+        self._shares.fill(stored.owner, len(data))
 
     async def create(self, request_id: RequestId, stored: StoredResponse) -> int:
-        """Raises RevisionConflict if there is one."""
-        return await self._bus.create(RESPONSES.name, request_id, encode(stored))
+        """Raises RevisionConflict if there is one, Forbidden if its owner has stored too much."""
+        data = encode(stored)
+        self.check_share(stored.owner, len(data))
+        # Before the answer comes: else many at the same time would get in.
+        self._shares.fill(stored.owner, len(data))
+        try:
+            return await self._bus.create(RESPONSES.name, request_id, data)
+        except BaseException:
+            self._shares.free(stored.owner, len(data))
+            raise
 
     async def update(self, request_id: RequestId, stored: StoredResponse, revision: int) -> int:
         """Raises RevisionConflict if it has changed, or is gone."""
-        return await self._bus.update(RESPONSES.name, request_id, encode(stored), revision)
+        data = encode(stored)
+        revision = await self._bus.update(RESPONSES.name, request_id, data, revision)
+        # It takes the place of the one without an answer, which had at least the same items.
+        self._shares.fill(stored.owner, max(0, len(data) - len(stored.items)))
+        return revision
 
-    async def remove(self, request_id: RequestId) -> None:
+    async def remove(self, request_id: RequestId, stored: StoredResponse | None = None) -> None:
+        """`stored`: what its owner gets room for again."""
         await self._bus.remove(RESPONSES.name, request_id)
+        if stored is not None:
+            self._shares.free(stored.owner, len(encode(stored)))
 
     async def add_unfinished(self, request_id: RequestId, router: str) -> None:
         await self._bus.put(UNFINISHED.name, request_id, encode(Unfinished(router=router)))
