@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import math
 import threading
@@ -11,12 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace_router.admission import admit_inputs
 from headrace_router.embedding_form import EmbeddingObject, embedding_object
 from headrace_router.embeddings import parse_embedding, validate_embedding
 from headrace_router.prompt_size import size_of
 from headrace_router.settings import RouterSettings
 from headrace_shared.codec import unpack_ids
-from headrace_shared.errors import InvalidRequest
+from headrace_shared.errors import InvalidRequest, Overloaded
 from headrace_shared.messages import FinishReason, Request, TokenFrame
 from tests.router.support import MODEL, Router, ScriptedWorker, make_card, running_router, until
 
@@ -123,6 +125,15 @@ async def test_calls_with_many_inputs_leave_half_of_the_places() -> None:
         go.set()
         assert (await first).status_code == (await single).status_code == 200
         assert (await ask(router, input=["a"] * 2)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "in_flight", "is_let_in"),
+    [(30, 0, True), (15, 4, True), (15, 5, True), (15, 6, False), (2, 9, True), (2, 10, False), (30, 1, False)],
+)
+def test_where_a_call_finds_room(num_inputs: int, in_flight: int, is_let_in: bool) -> None:
+    with contextlib.nullcontext() if is_let_in else pytest.raises(Overloaded):
+        admit_inputs(num_inputs, in_flight, 20)
 
 
 async def test_base64_holds_the_same_floats() -> None:

@@ -58,9 +58,9 @@ def admit(num_in_flight: int, max_in_flight: int, *, is_reachable: bool) -> None
 
 
 def admit_inputs(num_inputs: int, num_in_flight: int, max_in_flight: int) -> None:
-    """Raises Overloaded. A call for embeddings may be as many requests as a thousand others: half of the places are for
-    those. Alone it may be larger than that."""
-    if num_in_flight and num_in_flight + num_inputs > max_in_flight // 2:
+    """Raises Overloaded. A call for embeddings may be as many requests as a thousand others: it begins only while half
+    of the places are free, and if it finds room. Where nothing else is in flight it may be larger than that."""
+    if num_in_flight and (2 * num_in_flight >= max_in_flight or num_in_flight + num_inputs > max_in_flight):
         raise _too_many()
 
 
