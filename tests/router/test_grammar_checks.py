@@ -78,7 +78,7 @@ BAD = [
 ]
 
 
-AMBIGUOUS = form("grammar", "start: " + " ".join(['("a" | "b" | start)?'] * 3000))
+AMBIGUOUS = form("grammar", "start: " + " ".join(['("a" | "b" | start)?'] * 1200))
 EXPONENTIAL = form(
     "json",
     json.dumps(

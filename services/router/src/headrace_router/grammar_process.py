@@ -89,10 +89,11 @@ class Checker:
         # Which token may be next is known only after a look at the whole vocabulary, with limits of its own; and nested
         # repetitions grow with each token. Two ways into the grammar: along the lowest and along the highest ids.
         give_up_at = time.monotonic() + TRIAL_S
-        for walked, goes_low in ((matcher, True), (grammars.compile(grammar), False)):
-            walk(walked, grammars.eos_token_ids, give_up_at, goes_low=goes_low)
-            if walked.is_error():
-                return Verdict(grammar="", problem=_first_lines(walked.get_error()))
+        for goes_low in (True, False):
+            walk(matcher, grammars.eos_token_ids, give_up_at, goes_low=goes_low)
+            if matcher.is_error():
+                return Verdict(grammar="", problem=_first_lines(matcher.get_error()))
+            matcher = grammars.compile(grammar)
         return Verdict(grammar=grammar, problem="")
 
 
