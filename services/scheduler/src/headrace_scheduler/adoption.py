@@ -1,5 +1,5 @@
 """Takes over what a worker's snapshot and the token log hold, and fits it into what we know (ARCHITECTURE.md, snapshot
-rules). And the other way round: what goes with a worker that is handed over."""
+rules). And the other way round: what goes with a worker that is handed over, and what a lost one leaves."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -84,6 +84,18 @@ def _take(registry: Registry, ledger: WorkerLedger, item: SequenceSnapshot, sequ
         registry.fail(sequence.request, "internal_error", FAILED_MESSAGE, item.error)
     elif item.finish is not None:
         registry.end(sequence, Outcome.FINISHED, tell=False)
+
+
+def abandon(registry: Registry, ledger: WorkerLedger) -> None:
+    """The ledger's sequences wait again."""
+    sequences = [stay.sequence for stay in ledger.stays.values() if stay.sequence is not None]
+    running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
+    for sequence in sequences:
+        registry.detach(sequence)
+    for sequence in running:
+        registry.wait(sequence)
+    for sequence in running:
+        registry.unpark(sequence.request)
 
 
 def restore(registry: Registry, request: OwnedRequest, logs: Mapping[int, ChoiceLog]) -> None:

@@ -7,7 +7,7 @@ returns. Each event method leaves every structure consistent (`check_integrity`)
 from collections.abc import Collection, Iterator, Mapping
 
 from headrace_scheduler.admission import Admitter
-from headrace_scheduler.adoption import FAILED_MESSAGE, aboard, adopt, block_tables, is_self_contained, restore
+from headrace_scheduler.adoption import FAILED_MESSAGE, abandon, aboard, adopt, block_tables, is_self_contained, restore
 from headrace_scheduler.decisions import (
     OUTCOMES,
     AddResult,
@@ -80,7 +80,7 @@ class Scheduler:
         config = self._config
         ledger = WorkerLedger(facts, config.horizon_blocks, config.prefix_caching, block_tables(snapshot))
         if old is not None:
-            self._abandon(old)
+            abandon(self._registry, old)
             ledger.accepting, ledger.evacuates, ledger.adapters = old.accepting, old.evacuates, old.adapters
         self._workers[worker_id] = ledger
         new = adopt(self._registry, ledger, snapshot)
@@ -103,7 +103,7 @@ class Scheduler:
         if ledger is None:
             return
         requests = list({id(r): r for stay in ledger.stays.values() if (r := stay.request) and r.num_open}.values())
-        self._abandon(ledger)
+        abandon(self._registry, ledger)
         self._num_losses += len(requests)
         self._suspects.lost(worker_id, ledger, requests, cause, reason)
         self._registry.may_admit = True
@@ -360,17 +360,6 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises AssertionError, with the values, if any structure disagrees with another (I1). For tests and idle."""
         check_integrity(self._registry, self._workers, self._admitter.next_sequence_id)
-
-    def _abandon(self, ledger: WorkerLedger) -> None:
-        """The ledger's sequences wait again."""
-        sequences = [stay.sequence for stay in ledger.stays.values() if stay.sequence is not None]
-        running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
-        for sequence in sequences:
-            self._registry.detach(sequence)
-        for sequence in running:
-            self._registry.wait(sequence)
-        for sequence in running:
-            self._registry.unpark(sequence.request)
 
     def _over(self, item: SequenceProgress, stay: Stay) -> None:
         sequence = stay.sequence
