@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace_router import call_store
 from headrace_router.call import Call
 from headrace_router.calls import Caller
 from headrace_router.preparation import Parsed
@@ -17,7 +18,7 @@ from headrace_shared.codec import pack_ids, unpack_ids
 from headrace_shared.errors import QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import CancelReason, FinishReason, Outcome, Request
-from headrace_shared.subjects import RESPONSES, TOKENS, UNFINISHED, bucket_stream
+from headrace_shared.subjects import CALLS, RESPONSES, TOKENS, UNFINISHED, bucket_stream
 from tests.router.support import (
     END,
     MODEL,
@@ -433,6 +434,38 @@ async def test_the_same_key_is_the_same_response() -> None:
         assert other.status_code == 422
         refused = await routers.a.client.post(PATH, json=body(), headers={"Headrace-Resumable": "true"})
         assert refused.json()["error"]["param"] == "Headrace-Resumable"
+
+
+@pytest.mark.parametrize("fields", [{}, {"background": True}])
+async def test_repeating_a_call_does_not_bring_back_what_was_deleted(fields: dict[str, Any]) -> None:
+    async with running_router(says("the tin")) as router:
+        headers = {"Idempotency-Key": "k"}
+        made = (await router.client.post(PATH, json=body(**fields), headers=headers)).json()
+        await retrieve(router.client, made["id"], "completed")
+        assert (await router.client.delete(f"{PATH}/{made['id']}")).status_code == 200
+        again = await router.client.post(PATH, json=body(**fields), headers=headers)
+        assert again.status_code == (410 if fields else 200), again.text
+        assert (await router.client.get(f"{PATH}/{made['id']}")).status_code == 404
+        await until_none_is_unfinished(router)
+
+
+@pytest.mark.parametrize("fields", [{}, {"background": True}])
+async def test_a_stored_response_is_repeated_when_its_tokens_are_gone(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    async with running_router(says("the tin")) as router:
+        headers = {"Idempotency-Key": "k"}
+        made = (await router.client.post(PATH, json=body(**fields), headers=headers)).json()
+        ended = await retrieve(router.client, made["id"], "completed")
+        await forget_tokens(router)
+        for entry in await router.bus.entries(CALLS.name):
+            await router.bus.remove(CALLS.name, entry.key)
+        monkeypatch.setattr(call_store, "SAFE_DEDUPE_S", -1.0)
+        again = await router.client.post(PATH, json=body(**fields), headers=headers)
+        assert again.status_code == 200 and again.json() == ended, again.text
+        await router.client.delete(f"{PATH}/{made['id']}")
+        gone = await router.client.post(PATH, json=body(**fields), headers=headers)
+        assert gone.status_code == 410 and len(router.worker.requests) == 1
 
 
 async def test_responses_are_their_tenant_s_alone() -> None:

@@ -183,7 +183,9 @@ async def test_a_failure_is_an_end() -> None:
 async def test_what_was_deleted_does_not_come_back() -> None:
     keeping = Keeping()
     keeper = await keeping.begin(3, with_logprobs=False)
-    await keeping.store.remove(REQUEST_ID)
+    found = await keeping.store.find(REQUEST_ID)
+    assert found is not None
+    await keeping.store.delete(REQUEST_ID, found.stored)
     await keeper.answered(completed(keeper))
     await until(lambda: not keeping.unfinished)
     assert await keeping.store.find(REQUEST_ID) is None

@@ -137,6 +137,14 @@ class Caller:
         finally:
             charge.close()
 
+    async def repeated(self, call: Call, parsed: Parsed) -> RequestId | None:
+        """The call that this one repeats, by its idempotency key. Raises RequestError or BusError."""
+        given_key = read_options(call.headers).idempotency_key
+        if given_key is None:
+            return None
+        found = await self._store.find(IdempotencyKey(call.identity.owner, given_key, _digest(parsed)))
+        return None if found is None else found.entry.request_id
+
     async def embedding(self, call: Call, data: bytes) -> None:
         self._observe(call, EMBEDDINGS)
         self._runner.admit()
@@ -191,8 +199,7 @@ class Caller:
 
     async def _begin_paid(self, call: Call, parsed: Parsed, options: CallOptions) -> None:
         if options.idempotency_key is not None:
-            digest = hashlib.sha256(f"{parsed.endpoint.value}\0".encode() + parsed.data).digest()
-            await self._begin_once(call, parsed, options, options.idempotency_key, digest)
+            await self._begin_once(call, parsed, options, options.idempotency_key, _digest(parsed))
             return
         prepared = await self._prepare(call, parsed, options, secrets.randbits(63))
         await self._runner.run(call, self._new(call, options, parsed, prepared))
@@ -341,6 +348,10 @@ class Caller:
         if record is None or record.owner != owner:
             raise InvalidRequest("There is no such request, or not any more.", code="request_not_found")
         return record
+
+
+def _digest(parsed: Parsed) -> bytes:
+    return hashlib.sha256(f"{parsed.endpoint.value}\0".encode() + parsed.data).digest()
 
 
 def _expected_tokens(parsed: Parsed) -> int:

@@ -122,6 +122,22 @@ class ResponseCreator:
                 about = msgspec.structs.replace(about, store=False)
         wording = Wording(Dialect.RESPONSES, msgspec.json.encode(about), by_token=about.background)
         parsed = Parsed(Endpoint.RESPONSES, chat, data, wording)
+        try:
+            await self._begin_parsed(call, parsed, about, items, is_streamed=bool(body.stream))
+        except InvalidRequest as error:
+            # Repeated calls outlive the tokens of their answers; so do stored responses.
+            response = await self._kept_of(call, parsed) if error.code == "answer_expired" else None
+            if response is None or body.stream:
+                raise
+            await send_json(call, response)
+
+    async def _kept_of(self, call: Call, parsed: Parsed) -> dict[str, Any] | None:
+        repeated = await self._caller.repeated(call, parsed)
+        return None if repeated is None else await self._kept.find(call.identity, repeated)
+
+    async def _begin_parsed(
+        self, call: Call, parsed: Parsed, about: About, items: bytes | None, *, is_streamed: bool
+    ) -> None:
         owner = call.identity.owner
         if not about.background:
             keeper = ForegroundKeeper(self._store, owner, items) if about.store and items is not None else None
@@ -129,7 +145,7 @@ class ResponseCreator:
             return
         stored = StoredResponse(owner=owner, response=b"", items=items or b"")
         begun = await self._background.begin(call, parsed, stored)
-        if body.stream and begun.record is not None:
+        if is_streamed and begun.record is not None:
             await self._kept.follow_record(call, begun.record)
         else:
             await send_json(call, begun.response)

@@ -17,6 +17,7 @@ from headrace_router.token_log import Cursor
 from headrace_shared.bus import Bus
 from headrace_shared.errors import (
     BusError,
+    InvalidRequest,
     Overloaded,
     PayloadTooLarge,
     ProtocolError,
@@ -96,7 +97,7 @@ class BackgroundKeeper:
             # The same request was made again, with the same idempotency key.
             found = await self._store.find(record.request_id)
             if found is None:
-                raise
+                raise InvalidRequest("The response was deleted.", code="answer_expired") from None
             self._stored, self._revision = found
         except QueueFull as error:
             raise Overloaded(

@@ -21,6 +21,7 @@ from headrace_router.responses_api.stored import StoredResponse, is_final, pack
 from headrace_router.responses_api.writing import response_writer
 from headrace_shared.bus import Bus
 from headrace_shared.errors import InvalidRequest, ProtocolError, RevisionConflict, ServiceFailure
+from headrace_shared.messages import RequestId
 from headrace_shared.subjects import TOKENS, tokens_subject
 
 _BACKGROUND_ONLY = "Only background responses can be {}."
@@ -78,6 +79,14 @@ class KeptResponses:
         form = msgspec.structs.replace(record.form, stream=True)
         await self._caller.follow(call, msgspec.structs.replace(record, form=form), starting_after)
 
+    async def find(self, identity: Identity, request_id: RequestId) -> dict[str, Any] | None:
+        """One that has ended, of the call with this id."""
+        found = await self._store.find(request_id)
+        if found is None or found.stored.owner != identity.owner:
+            return None
+        response = await _object_of(found.stored)
+        return response if is_final(response) else None
+
     async def cancel(self, identity: Identity, response_id: str) -> dict[str, Any]:
         """The response as it is then. No error if it has ended."""
         found = await self._store.load(identity.owner, response_id)
@@ -91,7 +100,7 @@ class KeptResponses:
             await self._cancel(found, found.stored.call)
         request_id = request_id_of(response_id)
         assert request_id is not None, response_id
-        await self._store.remove(request_id, found.stored)
+        await self._store.delete(request_id, found.stored)
         return {"id": response_id, "object": "response", "deleted": True}
 
     async def input_items(self, identity: Identity, response_id: str) -> Items:

@@ -11,7 +11,7 @@ from headrace_router.responses_api.shares import Shares
 from headrace_router.responses_api.stored import StoredResponse, Unfinished
 from headrace_shared.bus import Bus, Entry, WatchHandler
 from headrace_shared.codec import decode, encode
-from headrace_shared.errors import Forbidden, InvalidRequest, ProtocolError
+from headrace_shared.errors import Forbidden, InvalidRequest, ProtocolError, RevisionConflict
 from headrace_shared.messages import RequestId
 from headrace_shared.subjects import RESPONSES, UNFINISHED
 
@@ -74,7 +74,8 @@ class ResponseStore:
         if entry is None:
             return None
         try:
-            return Found(decode(entry.value, StoredResponse), entry.revision)
+            found = Found(decode(entry.value, StoredResponse), entry.revision)
+            return None if found.stored.is_deleted else found
         except ProtocolError as error:
             log.warning("undecodable stored response", request_id=request_id, error=str(error))
             return None
@@ -87,8 +88,16 @@ class ResponseStore:
             )
 
     async def put(self, request_id: RequestId, stored: StoredResponse) -> None:
+        """Unless it was deleted."""
         data = encode(stored)
-        await self._bus.put(RESPONSES.name, request_id, data)
+        try:
+            await self._bus.create(RESPONSES.name, request_id, data)
+        except RevisionConflict:
+            # Its call was repeated, with the same idempotency key.
+            found = await self.find(request_id)
+            if found is not None:
+                await self._bus.put(RESPONSES.name, request_id, data)
+            return
         self._shares.fill(stored.owner, len(data))
 
     async def create(self, request_id: RequestId, stored: StoredResponse) -> int:
@@ -111,11 +120,10 @@ class ResponseStore:
         self._shares.fill(stored.owner, max(0, len(data) - len(stored.items)))
         return revision
 
-    async def remove(self, request_id: RequestId, stored: StoredResponse | None = None) -> None:
-        """`stored`: what its owner gets room for again."""
-        await self._bus.remove(RESPONSES.name, request_id)
-        if stored is not None:
-            self._shares.free(stored.owner, len(encode(stored)))
+    async def delete(self, request_id: RequestId, stored: StoredResponse) -> None:
+        """Leaves a mark, so that repeating its call does not bring it back."""
+        await self._bus.put(RESPONSES.name, request_id, encode(StoredResponse(owner="", response=b"", items=b"")))
+        self._shares.free(stored.owner, len(encode(stored)))
 
     async def add_unfinished(self, request_id: RequestId, router: str) -> None:
         await self._bus.put(UNFINISHED.name, request_id, encode(Unfinished(router=router)))

@@ -29,6 +29,11 @@ class StoredResponse(Struct, frozen=True, tag=True, kw_only=True):
     """Of a background response that has ended: its tokens, so that its events can be told again."""
 
     @property
+    def is_deleted(self) -> bool:
+        """Only a mark is left."""
+        return not self.response
+
+    @property
     def object(self) -> dict[str, Any]:
         """Raises ProtocolError."""
         return dict(unpack(self.response))
