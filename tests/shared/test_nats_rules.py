@@ -68,6 +68,25 @@ async def test_every_stream_is_bounded_and_its_dedupe_window_is_short(product_bu
     assert (await product_bus._streams.must("STREAM.NAMES"))["total"] == len(names)
 
 
+async def test_a_bucket_that_an_earlier_version_made_is_closed_too(connect: Connect) -> None:
+    """It could be emptied by a header of one value, and be read without a sign that it was the broker's answer."""
+    bus = await connect()
+    name = bucket_stream(MODELS.name)
+    await bus.ensure_bucket(MODELS)
+    config = (await info_of(bus, name))["config"]
+    await bus._streams.must(f"STREAM.DELETE.{name}")
+    former = config | {"allow_direct": True, "allow_rollup_hdrs": True, "deny_purge": False}
+    await bus._streams.must(f"STREAM.CREATE.{name}", former)
+    await bus.put(MODELS.name, "m.0", b"x")
+    await bus.ensure_bucket(MODELS)
+    config = (await info_of(bus, name))["config"]
+    closed = {key: config.get(key, False) for key in ("allow_direct", "allow_rollup_hdrs", "deny_purge")}
+    assert closed == {"allow_direct": False, "allow_rollup_hdrs": False, "deny_purge": True}
+    entry = await bus.get(MODELS.name, "m.0")
+    assert entry is not None and entry.value == b"x"
+    assert [found.key for found in await bus.entries(MODELS.name)] == ["m.0"]
+
+
 async def test_the_queue_is_on_disk_and_refuses_when_full_instead_of_dropping(product_bus: NatsBus) -> None:
     config = (await info_of(product_bus, "REQUESTS"))["config"]
     wanted = {"retention": "workqueue", "discard": "new", "storage": "file", "max_msgs": 3, "max_bytes": 1024}

@@ -220,7 +220,7 @@ def permissions_of(role: Role) -> Permissions:
         *rights.sends,
         *(subjects.bucket_subject(bucket, key) for bucket, key in rights.writes),
         *_api(rights.looks_at, lambda stream: (f"STREAM.INFO.{stream}",)),
-        *_api(rights.reads, lambda stream: (f"DIRECT.GET.{stream}",)),
+        *_api(rights.reads, _reading),
         *_api(rights.deletes_from, _deleting),
         *_api(rights.purges, lambda stream: (f"STREAM.PURGE.{stream}",)),
         *_api(
@@ -235,6 +235,10 @@ def permissions_of(role: Role) -> Permissions:
     ]
     followed = (subjects.bucket_subject(bucket, keys) for bucket, keys in rights.follows)
     return Permissions(_unique(publish), _unique((inbox, *rights.hears, *followed)))
+
+
+def _reading(stream: str) -> tuple[str, ...]:
+    return (f"{'STREAM.MSG' if stream in subjects.READ_IN_ENVELOPES else 'DIRECT'}.GET.{stream}",)
 
 
 def _deleting(stream: str) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ from headrace_shared.errors import (
 from headrace_shared.nats_connection import NatsConnection
 from headrace_shared.nats_link import Incoming
 from headrace_shared.nats_pull import PullSlot
-from headrace_shared.subjects import DEDUPE_WINDOW_S, ConsumerSpec, StreamSpec
+from headrace_shared.nats_stored import message_of, stored_message
+from headrace_shared.subjects import DEDUPE_WINDOW_S, READ_IN_ENVELOPES, ConsumerSpec, StreamSpec
 
 PULL_GRACE_S = 0.5
 """How long the broker's word that a pull has expired may be late."""
@@ -47,7 +48,6 @@ TEMPORARY = frozenset({10003, 10005, 10006, 10008, 10009})
 """A cluster without a leader, or with too few members for now."""
 FULL = frozenset({10077, 10122})
 """Maximum messages or bytes of the stream, or messages of the subject."""
-
 
 log = structlog.get_logger(__name__)
 
@@ -124,6 +124,8 @@ class JetStream:
                 "max_age": _ns(max_age_s),
                 "duplicate_window": _ns(min(DEDUPE_WINDOW_S, max_age_s or DEDUPE_WINDOW_S)),
                 "allow_rollup_hdrs": spec.allows_rollup,
+                "deny_purge": not spec.allows_purge,
+                "allow_direct": True,
             }
         )
 
@@ -132,7 +134,7 @@ class JetStream:
         if not self._may_make_streams:
             await self._must_exist(name)
             return
-        config = config | {"num_replicas": self._num_replicas, "allow_direct": True}
+        config = config | {"num_replicas": self._num_replicas}
         # Update first: the server finds a stream that is to be created too large for its memory before it sees that
         # the stream exists.
         answer = await self.api(f"STREAM.UPDATE.{name}", config)
@@ -200,6 +202,8 @@ class JetStream:
     # Reading without a consumer.
 
     async def last(self, stream: str, subject: str) -> Message | None:
+        if stream in READ_IN_ENVELOPES:
+            return await self._unwrapped(stream, {"last_by_subj": subject})
         reply = await self._connection.request(
             f"$JS.API.DIRECT.GET.{stream}",
             json.dumps({"last_by_subj": subject}).encode(),
@@ -207,7 +211,7 @@ class JetStream:
         )
         if reply.status == "404":
             return None
-        return _stored_message(reply)
+        return stored_message(reply)
 
     async def read(self, stream: str, subject: str, limit: int | None, from_sequence: int = 1) -> list[Message]:
         """At most `limit` messages, oldest first; None: all, which must be bounded by the stream's own limits."""
@@ -222,8 +226,19 @@ class JetStream:
             sequence = batch[-1].stream_sequence + 1
         return messages
 
+    async def _unwrapped(self, stream: str, which: Mapping[str, Any]) -> Message | None:
+        answer = await self.api(f"STREAM.MSG.GET.{stream}", which)
+        if "error" not in answer:
+            return message_of(answer["message"])
+        if answer["error"].get("err_code") != NO_MESSAGE:
+            raise _error_of(answer, stream)
+        return None
+
     async def _read_batch(self, stream: str, subject: str, sequence: int, count: int) -> tuple[list[Message], bool]:
         """(messages, nothing is left)."""
+        if stream in READ_IN_ENVELOPES:
+            message = await self._unwrapped(stream, {"seq": sequence, "next_by_subj": subject})
+            return ([], True) if message is None else ([message], False)
         done: asyncio.Future[Incoming | None] = asyncio.get_running_loop().create_future()
         messages: list[Message] = []
 
@@ -233,7 +248,7 @@ class JetStream:
             if reply is None or reply.status:
                 done.set_result(reply)
             else:
-                messages.append(_stored_message(reply))
+                messages.append(stored_message(reply))
 
         inbox = self._connection.expect(on_reply)
         ask = {"seq": sequence, "next_by_subj": subject, "batch": count, "max_bytes": BATCH_BYTES}
@@ -375,21 +390,6 @@ def _error_of(answer: Mapping[str, Any], what: str, size: int = 0) -> BusError:
     if code in TEMPORARY:
         return BusUnavailable(description)
     return BusRefused(description)
-
-
-def _stored_message(reply: Incoming) -> Message:
-    """From a direct get. Raises BusUnavailable for a status, as when the broker is not ready."""
-    headers = dict(reply.headers)
-    if reply.status or "Nats-Sequence" not in headers:
-        raise BusUnavailable(f"{reply.status} {headers.get('Description', '')}")
-    own = {key: value for key, value in headers.items() if key not in _READ_HEADERS}
-    return Message(headers["Nats-Subject"], reply.data, own, int(headers["Nats-Sequence"]))
-
-
-_READ_HEADERS = frozenset(
-    {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
-    | {"Nats-UpTo-Sequence"}
-)
 
 
 def _ns(seconds: float) -> int:

@@ -25,8 +25,11 @@ class KeyValue:
             "max_msgs_per_subject": 1,
             "max_age": round((spec.ttl_s or 0.0) * 1e9),
             "duplicate_window": round(min(DEDUPE_WINDOW_S, spec.ttl_s or DEDUPE_WINDOW_S) * 1e9),
-            "allow_rollup_hdrs": True,
+            # Else the writer of one key could empty the bucket. The markers of what has expired need both.
+            "allow_rollup_hdrs": bool(spec.ttl_s),
+            "deny_purge": not spec.ttl_s,
             "deny_delete": True,
+            "allow_direct": spec.is_read_directly,
             "allow_msg_ttl": True,
         }
         if spec.ttl_s:

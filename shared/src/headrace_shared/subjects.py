@@ -52,6 +52,8 @@ class StreamSpec(NamedTuple):
     """A full stream refuses new messages, as a work queue does, and does not drop its oldest."""
     allows_rollup: bool = False
     """A message may say that it replaces all others of its subject."""
+    allows_purge: bool = False
+    """Its owner removes whole subjects."""
 
 
 class ConsumerSpec(NamedTuple):
@@ -71,6 +73,9 @@ class BucketSpec(NamedTuple):
     max_bytes: int
     ttl_s: float | None = None
     in_memory: bool = False
+    is_read_directly: bool = True
+    """Read as it was stored, and not in an envelope. Whoever may write and read such a bucket can have the broker say
+    what he likes to whom he likes."""
 
 
 def object_stream(bucket: str) -> str:
@@ -81,7 +86,13 @@ def object_stream(bucket: str) -> str:
 def objects_spec(bucket: str, max_bytes: int, max_age_s: float | None = None) -> StreamSpec:
     subjects = (f"$O.{bucket}.C.>", f"$O.{bucket}.M.>")
     return StreamSpec(
-        object_stream(bucket), subjects, max_bytes=max_bytes, max_age_s=max_age_s, is_lossless=True, allows_rollup=True
+        object_stream(bucket),
+        subjects,
+        max_bytes=max_bytes,
+        max_age_s=max_age_s,
+        is_lossless=True,
+        allows_rollup=True,
+        allows_purge=True,
     )
 
 
@@ -93,13 +104,13 @@ DEAD = StreamSpec(
     "DEAD", ("dead.*.*",), max_messages=10_000, max_bytes=256 * MIB, max_age_s=30 * 86_400.0, max_per_subject=1
 )
 FLIGHT = StreamSpec("FLIGHT", ("flight.*",), in_memory=True, max_bytes=64 * MIB, max_age_s=3600.0)
-LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
+LEASES = BucketSpec("LEASES", max_bytes=16 * MIB, is_read_directly=False)
 LOSSES = BucketSpec("LOSSES", max_bytes=16 * MIB, ttl_s=86_400.0)
 """request -> LossRecord."""
-MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
-ADAPTERS = BucketSpec("ADAPTERS", max_bytes=16 * MIB)
+MODELS = BucketSpec("MODELS", max_bytes=512 * MIB, is_read_directly=False)
+ADAPTERS = BucketSpec("ADAPTERS", max_bytes=16 * MIB, is_read_directly=False)
 """LoRA adapters by name: which the workers are to have."""
-GROUPS = BucketSpec("GROUPS", max_bytes=16 * MIB, ttl_s=86_400.0)
+GROUPS = BucketSpec("GROUPS", max_bytes=16 * MIB, ttl_s=86_400.0, is_read_directly=False)
 """Who lives writes its record again every second; the others go in the end."""
 IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=1024 * MIB, ttl_s=24 * 3600.0)
 """Idempotency keys: caller and key -> which call they stand for."""
@@ -124,7 +135,12 @@ BATCHES = BucketSpec("BATCHES", max_bytes=128 * MIB, ttl_s=FILE_LIFE_S + _FILE_R
 BATCH_LEASES = BucketSpec("BATCH_LEASES", max_bytes=16 * MIB, ttl_s=7 * 86_400.0)
 """Which router runs which batch."""
 BATCH_RESULTS = StreamSpec(
-    "BATCH_RESULTS", ("batchresults.*",), max_bytes=1024 * MIB, max_age_s=4 * 86_400.0, is_lossless=True
+    "BATCH_RESULTS",
+    ("batchresults.*",),
+    max_bytes=1024 * MIB,
+    max_age_s=4 * 86_400.0,
+    is_lossless=True,
+    allows_purge=True,
 )
 """Longer than a batch may take. Purged when its files are written."""
 FILE_CONTENT = objects_spec(FILES.name, 2048 * MIB, FILE_LIFE_S + _FILE_ROOM_S)
@@ -133,6 +149,8 @@ BUCKETS = (
     *(LEASES, LOSSES, MODELS, GROUPS, ADAPTERS, IDEMPOTENCY, CALLS, KEYS, ACCOUNTS),
     *(RESPONSES, UNFINISHED, FILES, BATCHES, BATCH_LEASES),
 )
+READ_IN_ENVELOPES = frozenset(f"KV_{spec.name}" for spec in BUCKETS if not spec.is_read_directly)
+"""Streams."""
 STREAMS = (TOKENS, CANCELS, DEAD, FLIGHT, FILE_CONTENT, BATCH_RESULTS)
 """All but the queue, whose size is a setting (`requests_stream`)."""
 

@@ -1,0 +1,36 @@
+"""Stored messages as the broker tells them: directly, or in the JSON of an answer of its interface (STREAM.MSG.GET)."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from headrace_shared.bus import Message
+from headrace_shared.errors import BusUnavailable
+from headrace_shared.nats_link import Incoming
+
+
+def message_of(told: Mapping[str, Any]) -> Message:
+    """`told`: the answer's `message`."""
+    data, headers = (base64.b64decode(told.get(part, "")) for part in ("data", "hdrs"))
+    return Message(told["subject"], data, _headers_of(headers), told["seq"])
+
+
+def _headers_of(block: bytes) -> dict[str, str]:
+    """As they are stored: a line that tells the version, then `key: value` lines."""
+    lines = (line.partition(":") for line in block.decode().split("\r\n")[1:])
+    return {key: value.strip() for key, colon, value in lines if colon}
+
+
+def stored_message(reply: Incoming) -> Message:
+    """From a direct get. Raises BusUnavailable for a status, as when the broker is not ready."""
+    headers = dict(reply.headers)
+    if reply.status or "Nats-Sequence" not in headers:
+        raise BusUnavailable(f"{reply.status} {headers.get('Description', '')}")
+    own = {key: value for key, value in headers.items() if key not in _READ_HEADERS}
+    return Message(headers["Nats-Subject"], reply.data, own, int(headers["Nats-Sequence"]))
+
+
+_READ_HEADERS = frozenset(
+    {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
+    | {"Nats-UpTo-Sequence"}
+)
