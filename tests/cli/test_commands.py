@@ -46,7 +46,7 @@ def test_nothing_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve"]) == 2
-    assert capsys.readouterr().err.startswith("headrace: serve: unknown command; one of up, ps, ")
+    assert capsys.readouterr().err.startswith("headrace: serve: unknown command; one of up, init, ps, ")
 
 
 BECOME_ANOTHER = ("simulate", "sim-worker")

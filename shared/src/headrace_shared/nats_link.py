@@ -277,7 +277,9 @@ class NatsLink:
         # A plain close waits until a hung peer has read all, and then the unsent bytes would still execute.
         writer = getattr(client._transport, "_io_writer", None)
         if writer is not None:
-            writer.transport.abort()
+            # Of asyncio before 3.11.3, for an encrypted connection that is closed already.
+            with contextlib.suppress(AttributeError):
+                writer.transport.abort()
         task = asyncio.create_task(_close_client(client))
         self._leftovers.add(task)
         task.add_done_callback(self._leftovers.discard)
