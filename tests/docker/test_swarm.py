@@ -13,6 +13,7 @@ import yaml
 from headrace_autoscaler.docker_engine import DockerEngine
 from headrace_autoscaler.driver import DriverError, Fenced, Instance, InstanceState
 from headrace_autoscaler.swarm_driver import SwarmDriver
+from headrace_cli.init_command import InitSettings, make_secrets
 from headrace_shared.messages import WorkerId
 from tests.docker.engine import ROOT, CommandError, Engine, run
 from tests.docker.toy_project import MODEL, SCRIPT, running_proxy, toy_service
@@ -37,7 +38,7 @@ def swarm(engine: Engine) -> Iterator[None]:
     finally:
         _wait_until_removed()
         run(["docker", "swarm", "leave", "--force"])
-        run(["docker", "network", "rm", "docker_gwbridge"])
+        _remove_bridge()
 
 
 @pytest.fixture
@@ -121,8 +122,10 @@ async def test_replicas_come_and_go_as_workers(stack: None) -> None:
         assert replicas() == 0
 
 
-def test_the_stack_file_deploys_as_it_is(swarm: None) -> None:
+def test_the_stack_file_deploys_as_it_is(swarm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its services exist as asked; whether they run is for the images, which need not be there."""
+    make_secrets(tmp_path / "secrets", InitSettings())
+    monkeypatch.setenv("HEADRACE_SECRETS", str(tmp_path / "secrets"))
     try:
         run(
             [
@@ -166,3 +169,16 @@ def _container_of(instance: Instance) -> str:
     if len(found) != 1:
         raise CommandError(f"no container of task {instance.key}")
     return found[0]
+
+
+def _remove_bridge() -> None:
+    """Containers of tasks that have just been removed may still be leaving it."""
+    ends_at = time.monotonic() + 60
+    while True:
+        try:
+            run(["docker", "network", "rm", "docker_gwbridge"])
+            return
+        except CommandError:
+            if time.monotonic() > ends_at:
+                raise
+            time.sleep(0.5)
