@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import structlog
 
-from headrace_shared.bus import Entry, WatchHandler
+from headrace_shared.bus import WatchHandler
 from headrace_shared.errors import BusError
 from headrace_shared.nats_connection import NatsConnection, NatsSubscription
 from headrace_shared.nats_kv import KeyValue
 from headrace_shared.nats_link import Incoming
+from headrace_shared.nats_watch import tell
 from headrace_shared.subjects import bucket_subject
 from headrace_shared.tasks import end
 
@@ -86,15 +87,8 @@ class FollowingWatch:
         entries = {entry.key: entry for entry in await self._buckets.entries(self._bucket, "")}
         for key in sorted(self._known.keys() - entries.keys()):
             del self._known[key]
-            self._call(None, key)
+            tell(self._handler, self._bucket, None, key)
         for key, entry in entries.items():
             if self._known.get(key) != entry.revision:
                 self._known[key] = entry.revision
-                self._call(entry, key)
-
-    def _call(self, entry: Entry | None, key: str) -> None:
-        try:
-            self._handler(entry, key)
-        except Exception:
-            # A handler's fault must not end the watch.
-            log.exception("a watch handler failed", bucket=self._bucket, key=key)
+                tell(self._handler, self._bucket, entry, key)

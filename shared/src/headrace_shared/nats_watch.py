@@ -157,12 +157,12 @@ class Watch:
         entry = entry_of(self._bucket, message)
         if is_removal(message):
             self._known.discard(entry.key)
-            self._call(None, entry.key)
+            tell(self._handler, self._bucket, None, entry.key)
             return
         self._known.add(entry.key)
         if self._listed is not None:
             self._listed.add(entry.key)
-        self._call(entry, entry.key)
+        tell(self._handler, self._bucket, entry, entry.key)
 
     def _listing_done(self) -> None:
         if self._listed is None:
@@ -171,12 +171,13 @@ class Watch:
         self._known -= gone
         self._listed = None
         for key in sorted(gone):
-            self._call(None, key)
+            tell(self._handler, self._bucket, None, key)
         self._ready.set()
 
-    def _call(self, entry: Entry | None, key: str) -> None:
-        try:
-            self._handler(entry, key)
-        except Exception:
-            # A handler's fault must not end the watch.
-            log.exception("a watch handler failed", bucket=self._bucket, key=key)
+
+def tell(handler: WatchHandler, bucket: str, entry: Entry | None, key: str) -> None:
+    """A handler's fault must not end the watch."""
+    try:
+        handler(entry, key)
+    except Exception:
+        log.exception("a watch handler failed", bucket=bucket, key=key)
