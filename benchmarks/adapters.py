@@ -8,16 +8,13 @@ processor time, which other programs on the machine disturb least. Sequences dec
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from msgspec.structs import replace
-from safetensors.torch import save_file
 
 from headrace_shared.messages import (
     Admission,
@@ -33,18 +30,10 @@ from headrace_worker.config import EngineConfig
 from headrace_worker.engine import load
 from headrace_worker.iteration import SequenceSlice
 from headrace_worker.torch_engine import TorchEngine
+from tests.worker.adapters.peft_files import SMOLLM2_135M, write_adapter
 
 CONTEXT = 256
 BLOCKS = CONTEXT // 16
-MODULES = {
-    "self_attn.q_proj": (576, 576),
-    "self_attn.k_proj": (192, 576),
-    "self_attn.v_proj": (192, 576),
-    "self_attn.o_proj": (576, 576),
-    "mlp.gate_proj": (1536, 576),
-    "mlp.up_proj": (1536, 576),
-    "mlp.down_proj": (576, 1536),
-}
 NUM_ADAPTERS = 4
 
 
@@ -85,16 +74,7 @@ def main() -> None:
 
 
 def add_adapter(engine: TorchEngine, folder: Path, seed: int, rank: int) -> str:
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(30):
-        for module, (outputs, inputs) in MODULES.items():
-            name = f"base_model.model.model.layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = torch.randn((rank, inputs), generator=generator) * 0.01
-            tensors[f"{name}.lora_B.weight"] = torch.randn((outputs, rank), generator=generator) * 0.01
-    folder.mkdir()
-    save_file(tensors, str(folder / "adapter_model.safetensors"))
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    write_adapter(folder, SMOLLM2_135M, rank=rank, alpha=rank, seed=seed, size=0.01)
     assert engine.adapters is not None
     read = engine.adapters.read(str(folder))
     engine.adapters.add(read)

@@ -1,6 +1,7 @@
 """A closed-loop streaming client that costs little, since it shares the machine with what it measures.
 
-HTTP/1.1 by hand over asyncio streams: one connection a request, one timestamp a chunk.
+The connections of `headrace flood`, kept from one request to the next as users' clients keep them: each chunk is timed
+in the callback that brings it.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
 from benchmarks.workload import Job
+from headrace_cli.flood.http_client import HttpClient, Target
 
 
 @dataclass(slots=True)
@@ -37,16 +39,20 @@ async def run(host: str, port: int, model: str, jobs: Sequence[Job], concurrency
     """Keeps `concurrency` requests running until all jobs are done."""
     waiting = iter(jobs)
     timings: list[Timing] = []
+    client = HttpClient(Target(host, port, "", None), "")
 
     async def one_client() -> None:
         for job in waiting:
             await asyncio.sleep(job.pause_s)
-            timings.append(await _request(host, port, model, job))
+            timings.append(await _request(client, model, job))
 
     started = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(one_client())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(one_client())
+    finally:
+        client.close()
     return summarize(timings, sum(job.num_tokens for job in jobs), time.perf_counter() - started)
 
 
@@ -72,7 +78,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-async def _request(host: str, port: int, model: str, job: Job) -> Timing:
+async def _request(client: HttpClient, model: str, job: Job) -> Timing:
     body = json.dumps(
         {
             "model": model,
@@ -83,24 +89,31 @@ async def _request(host: str, port: int, model: str, job: Job) -> Timing:
             "stream": True,
         }
     ).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    timing = Timing()
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(head.encode() + body)
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise RuntimeError(f"{status!r}: {await reader.read()!r}")
-        while line := await reader.readline():
+    answer = _Answer()
+    await client.send("POST", "/v1/completions", body, answer)
+    if answer.status != 200:
+        raise RuntimeError(f"{answer.status}: {answer.rest!r}")
+    return answer.timing
+
+
+class _Answer:
+    """Hears one while it comes."""
+
+    def __init__(self) -> None:
+        self.timing = Timing()
+        self.status = 0
+        self.rest = b""
+        """Of a line that is not complete."""
+        self._started = time.perf_counter()
+
+    def on_status(self, status: int, content_type: str) -> None:
+        self.status = status
+
+    def on_data(self, data: bytes) -> None:
+        at = time.perf_counter() - self._started
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
             if line.startswith(b"data: [DONE]"):
-                timing.complete = True
-                break
-            if line.startswith(b"data: "):
-                timing.tokens.append(time.perf_counter() - started)
-    finally:
-        writer.close()
-    return timing
+                self.timing.complete = True
+            elif line.startswith(b"data: "):
+                self.timing.tokens.append(at)

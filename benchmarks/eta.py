@@ -89,6 +89,8 @@ async def run(options: argparse.Namespace) -> None:
     with simulated(options) as system:
         load = Load([system.port + index for index in range(options.routers)], options)
         _, requests_per_s = await load.saturate(options.saturation_seconds)
+        if not requests_per_s:
+            raise SystemExit("no answer was complete in the time of saturation: --saturation-seconds, or --slowdown")
         for kind in options.loads.split(","):
             share = options.burst_load if kind == "bursty" else options.load
             result = await measure(load, kind, share * requests_per_s, options)

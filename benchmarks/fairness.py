@@ -11,8 +11,9 @@ import json
 import random
 import sys
 
-from benchmarks.virtual_fleet import Costs, VirtualFleet, quantile
+from benchmarks.virtual_fleet import Costs, VirtualFleet
 from headrace_scheduler.decisions import WorkerFacts
+from headrace_shared.quantiles import quantile
 
 FACTS = WorkerFacts(num_blocks=4096, block_size=16, context=8192, max_sequences=64, tokens_per_iteration=2048)
 PROMPT = 256

@@ -15,13 +15,13 @@ import psutil
 from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Message
 from headrace_shared.nats_bus import NatsBus
+from headrace_shared.quantiles import quantile
 from tests.e2e.api import TEXT, body_of
 from tests.faults import script
-from tests.faults.crowd import Crowd, percentile
+from tests.faults.crowd import Crowd
+from tests.faults.disturbances import freeze_in_turn, kill_in_turn
 from tests.faults.fleet import Fleet, Shape
 from tests.faults.jobs import MODEL, Job, Verdict, keep_busy, uninterrupted
-from tests.faults.test_freezes import freeze_in_turn
-from tests.faults.test_kills import kill_in_turn
 from tests.integration.deployment import until_empty
 
 NUM_CLIENTS = 16
@@ -34,6 +34,8 @@ SETTLE_S = 5.0
 """Until what clients have left behind is gone, and told in the next second's telemetry."""
 SLACK = 2
 """Connections of probes and the like that are open at the moment of a count."""
+SOAK_BLOCKS = 112
+"""Of a worker's cache, whose memory is taken as it fills for the first time: all are in use before the count begins."""
 WARM_UP = 0.3
 """Share of a soak that counts for nothing: caches fill, pools grow."""
 
@@ -111,7 +113,7 @@ class Runs:
             await asyncio.sleep(SETTLE_S)
             after = await footprint(fleet)
             await until_empty(fleet.client, timeout_s=60.0)
-        late = percentile(leavers.overruns_s, 0.99)
+        late = quantile(leavers.overruns_s, 0.99) if leavers.overruns_s else 0.0
         lines = [
             Line("disconnects", str(leavers.num_left), leavers.num_left >= count),
             Line("tokens after the client has left, p99", f"{late * 1000:.0f} ms", late <= STEP_S + 0.25),
@@ -122,7 +124,7 @@ class Runs:
         return lines
 
     async def soak(self, minutes: float) -> list[Line]:
-        async with self._fleet("soak") as (fleet, jobs):
+        async with self._fleet("soak", num_blocks=SOAK_BLOCKS) as (fleet, jobs):
             crowd, stop = Crowd(fleet.urls, self._seed), asyncio.Event()
             busy = asyncio.create_task(keep_busy(crowd, jobs, NUM_CLIENTS, self._seed, stop))
             places = [place for kind in ("router", "scheduler", "worker") for place in fleet.places(kind)]
@@ -154,9 +156,9 @@ class Runs:
             await server.stop()
 
     @contextlib.asynccontextmanager
-    async def _fleet(self, name: str) -> AsyncIterator[tuple[Fleet, list[Job]]]:
+    async def _fleet(self, name: str, num_blocks: int = 1024) -> AsyncIterator[tuple[Fleet, list[Job]]]:
         if self._is_real:
-            worker = {"num_threads": 1, "dtype": "float32", "context": 1024, "num_blocks": 1024}
+            worker = {"num_threads": 1, "dtype": "float32", "context": 1024, "num_blocks": num_blocks}
             shape = Shape(MODEL, worker=worker, router={"ping_interval_s": 0.5})
         else:
             shape = script.shape(STEP_S)
@@ -236,7 +238,7 @@ async def footprint(fleet: Fleet) -> dict[str, float]:
             for line in (await http.get(f"{url}/metrics")).text.splitlines():
                 if line.startswith("headrace_asyncio_tasks "):
                     found["tasks of the router"] = float(line.split()[1])
-        monitor = f"http://127.0.0.1:{fleet.server.monitor_port}/subsz"
+        monitor = f"{fleet.server.monitor_url}/subsz"
         found["subscriptions at the broker"] = float((await http.get(monitor)).json()["num_subscriptions"])
     for place in fleet.places("worker"):
         found[f"free blocks of {place}"] = fleet.client.gauge(fleet.id_of(place), "num_free_blocks") or 0.0

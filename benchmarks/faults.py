@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.fault_runs import Line, Runs
-from headrace_shared.telemetry import configure_logging
+from headrace_shared.logs import configure_logging
 
 NAMES = ("kills", "freezes", "broker", "disconnects", "soak")
 

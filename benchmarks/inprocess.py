@@ -54,6 +54,7 @@ class InProcess:
 
     def __init__(self, engine: Engine) -> None:
         self.facts = engine.facts
+        self._engine = engine
         self._loop = IterationLoop(engine)
         self._free = [BlockId(block) for block in range(self.facts.num_blocks)]
         self._next_id = 1
@@ -80,6 +81,8 @@ class InProcess:
             result = self._loop.step()
             if result is None:
                 time.sleep(max(0.0, arriving[0][0] - time.perf_counter()))
+                if isinstance(self._engine, PacedEngine):
+                    self._engine.wake()
                 continue
             now = time.perf_counter()
             for row in result.sequences:
@@ -116,6 +119,10 @@ class PacedEngine(TimingEngine):
 
     def __init__(self, roofline: Roofline, facts: EngineFacts) -> None:
         super().__init__(roofline, facts)
+        self._due = time.perf_counter()
+
+    def wake(self) -> None:
+        """It had nothing to do. What comes now makes up for nothing."""
         self._due = time.perf_counter()
 
     def submit(self, slices: Sequence[SequenceSlice]) -> None:

@@ -11,7 +11,6 @@ import json
 import sys
 import time
 
-from benchmarks.virtual_fleet import quantile
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import (
     Admission,
@@ -23,6 +22,7 @@ from headrace_shared.messages import (
     SequenceId,
     StopParams,
 )
+from headrace_shared.quantiles import quantile
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine import load
 from headrace_worker.iteration import Engine

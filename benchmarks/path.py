@@ -1,6 +1,7 @@
 """What the services cost: the full path against the same engine driven in process.
 
     python -m benchmarks.path [--concurrency 16] [--jobs 48] [--repetitions 3] [--layout apart|shared|device]
+                              [--sync-interval 100ms]
 
 Both sides run the same jobs on the same machine in turn, each with its own threads of the engine:
 
@@ -9,6 +10,9 @@ Both sides run the same jobs on the same machine in turn, each with its own thre
 - shared: the engine has a thread on every core; services and client take their time from it.
 - device: the engine takes no core at all but the time of an H100 with an 8-billion-parameter model, by the timing model
   of `headrace sim-worker`: what the services cost where engines compute elsewhere.
+
+The broker syncs its disk every 100 ms, as that of the compose stack does. With `--sync-interval always` each request
+waits for the disk before it is accepted, and those that come together wait for each other.
 
 Clients pause for a random time before each request (the same on both sides), so that requests arrive while an iteration
 runs. A client without a pause would hand the engine alone its next request exactly when an iteration ends.
@@ -25,6 +29,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+import uvloop
 from tokenizers import Tokenizer
 
 from benchmarks.client import Summary, run
@@ -38,7 +43,7 @@ PAUSE_S = 0.1
 
 
 class Bench:
-    def __init__(self, layout: str, concurrency: int, num_jobs: int) -> None:
+    def __init__(self, layout: str, concurrency: int, num_jobs: int, sync_interval: str) -> None:
         cores = sorted(os.sched_getaffinity(0))
         self.engine = "timing" if layout == "device" else "model"
         self.engine_cores = cores[:1] if layout == "apart" else cores
@@ -46,6 +51,7 @@ class Bench:
         self.num_threads = 1 if layout != "shared" else num_cores()
         self.concurrency = concurrency
         self.num_jobs = num_jobs
+        self.sync_interval = sync_interval
 
     def in_process(self) -> Summary:
         os.sched_setaffinity(0, self.engine_cores)
@@ -57,7 +63,11 @@ class Bench:
 
     def full_path(self) -> Summary:
         os.sched_setaffinity(0, self.other_cores)  # inherited by all services
-        environment = {"HEADRACE_NUM_THREADS": str(self.num_threads), "HEADRACE_ENGINE": self.engine}
+        environment = {
+            "HEADRACE_NUM_THREADS": str(self.num_threads),
+            "HEADRACE_ENGINE": self.engine,
+            "HEADRACE_SYNC_INTERVAL": self.sync_interval,
+        }
         with (
             tempfile.TemporaryDirectory() as folder,
             launched(Path(folder), "--no-autoscaler", environment=environment) as system,
@@ -69,9 +79,9 @@ class Bench:
             def encode(text: str) -> list[int]:
                 return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-            asyncio.run(run("127.0.0.1", system.port, "smollm2-135m", jobs(encode, 4, 8, first=10_000), 4))
+            uvloop.run(run("127.0.0.1", system.port, "smollm2-135m", jobs(encode, 4, 8, first=10_000), 4))
             work = jobs(encode, self.num_jobs, pause_s=PAUSE_S)
-            return asyncio.run(run("127.0.0.1", system.port, "smollm2-135m", work, self.concurrency))
+            return uvloop.run(run("127.0.0.1", system.port, "smollm2-135m", work, self.concurrency))
 
     def _place_engine(self, system: Launched) -> None:
         engines = psutil.Process(system.pid("worker")).children(recursive=True)
@@ -86,8 +96,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=48)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--layout", choices=["apart", "shared", "device"], default="apart")
+    parser.add_argument("--sync-interval", default="100ms", help="of the broker's disk")
     arguments = parser.parse_args()
-    bench = Bench(arguments.layout, arguments.concurrency, arguments.jobs)
+    bench = Bench(arguments.layout, arguments.concurrency, arguments.jobs, arguments.sync_interval)
     pairs = []
     for repetition in range(arguments.repetitions):
         alone = bench.in_process()

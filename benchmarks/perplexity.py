@@ -49,14 +49,8 @@ class Scorer:
             report=lambda done, total: None,
             quantization=Quantization(quantization),
         )
-        self._cache = KVCache(
-            num_layers=config.num_layers,
-            num_blocks=PIECE // BLOCK_SIZE,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=torch.bfloat16,
-            device=CPU,
+        self._cache = KVCache.of_model(
+            config, num_blocks=PIECE // BLOCK_SIZE, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=CPU
         )
         self._forward: Forward = bind(self._cache, PIECE)
 

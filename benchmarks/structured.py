@@ -14,7 +14,6 @@ from statistics import median
 
 from llguidance import LLMatcher
 
-from benchmarks.virtual_fleet import quantile
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import (
     Admission,
@@ -26,6 +25,7 @@ from headrace_shared.messages import (
     SequenceId,
     StopParams,
 )
+from headrace_shared.quantiles import quantile
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine import load
 from headrace_worker.iteration import Engine
@@ -58,11 +58,7 @@ def play(engine: Engine, options: argparse.Namespace, num_bound: int, number: in
     count = -(-(PROMPT + options.tokens) // size)
     half = options.streams // 2
     for stream in range(options.streams):
-        grammar = (
-            LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
-            if stream >= half and stream - half < num_bound
-            else ""
-        )
+        grammar = GRAMMAR if half <= stream < half + num_bound else ""
         request = Request(
             request_id=RequestId(f"{number * 1000 + stream:032x}"),
             router=RouterId("none"),
@@ -117,10 +113,8 @@ def main() -> None:
             figures.append((1000 * quantile(pauses, 0.5), 1000 * quantile(pauses, 0.99), rate))
     free, mixed = ([median(column) for column in zip(*rows[key], strict=True)] for key in (0, half))
     result = {
-        "free": dict(zip(("p50_ms", "p99_ms", "tokens_per_s"), (round(value, 2) for value in free), strict=True)),
-        "half_bound": dict(
-            zip(("p50_ms", "p99_ms", "tokens_per_s"), (round(value, 2) for value in mixed), strict=True)
-        ),
+        "free": dict(zip(NAMES, (round(value, 2) for value in free), strict=True)),
+        "half_bound": dict(zip(NAMES, (round(value, 2) for value in mixed), strict=True)),
         "p50_ratio": round(mixed[0] / free[0], 3),
         "p99_ratio": round(mixed[1] / free[1], 3),
         "throughput_ratio": round(mixed[2] / free[2], 3),

@@ -16,7 +16,7 @@ import time
 from headrace_router.template_pool import TemplatePool
 from headrace_router.template_process import Renderer
 from headrace_router.tokenization import load_encoder
-from tests.router.support import make_card
+from tests.byte_model import make_card
 
 SIZES = (100, 2_000, 20_000, 200_000)
 NUM_CLIENTS = 8

@@ -264,9 +264,7 @@ class VirtualFleet:
         while has_taken:
             has_taken = False
             for queue in own:
-                last = node.last.get(queue)
-                may_be_first = len(self._flows) > 1 and self._has_flows and not node.waits(last)
-                if self._queues[queue] and (node.core.room() > 0 or may_be_first):
+                if self._queues[queue] and (node.core.room() > 0 or not node.waits(node.last.get(queue))):
                     self._take(node, queue)
                     has_taken = True
 
@@ -295,8 +293,3 @@ class VirtualFleet:
         # The batch queue of each flow is dealt out with the others.
         count = num_partitions(Lane.INTERACTIVE, queue.flow) + 1
         return owners(count, f"m/{queue.flow}", [each.name for each in self.nodes])[queue.partition] == node.name
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -13,6 +12,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+
+from tests.http_double import SilentHandler, served
 
 KINDS = {
     ProtoSpan.SPAN_KIND_INTERNAL: "internal",
@@ -57,18 +58,10 @@ class OtlpReceiver:
     @classmethod
     @contextlib.contextmanager
     def running(cls) -> "Iterator[OtlpReceiver]":
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        server.daemon_threads = True
-        receiver = cls(server.server_address[1])
-        server.receiver = receiver  # type: ignore[attr-defined]  # what the handler knows of is its server
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
+        with served(_Handler) as server:
+            receiver = cls(server.server_port)
+            server.receiver = receiver  # type: ignore[attr-defined]  # what the handler knows of is its server
             yield receiver
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
     def take(self, body: bytes, headers: dict[str, str]) -> None:
         request = ExportTraceServiceRequest.FromString(body)
@@ -90,7 +83,7 @@ class OtlpReceiver:
     def trace(self, trace_id: str) -> list[ReceivedSpan]:
         return [span for span in self.spans if span.trace_id == trace_id]
 
-    def wait(self, condition: Callable[[list[ReceivedSpan]], object], timeout_s: float = 20.0) -> list[ReceivedSpan]:
+    def wait(self, condition: Callable[[list[ReceivedSpan]], object], timeout_s: float = 60.0) -> list[ReceivedSpan]:
         """Until the spans meet the condition; blocks. Returns them."""
         deadline = time.monotonic() + timeout_s
         while not condition(spans := self.spans):
@@ -99,7 +92,7 @@ class OtlpReceiver:
         return spans
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SilentHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
@@ -111,9 +104,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(reply)))
         self.end_headers()
         self.wfile.write(reply)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: pytest's output is for tests."""
 
 
 def assert_connected(spans: list[ReceivedSpan], root_parent: str = "") -> None:

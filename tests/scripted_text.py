@@ -28,7 +28,7 @@ from headrace_worker.config import EngineConfig
 from headrace_worker.engine_process import run
 from headrace_worker.iteration import Report
 from tests import scripted_engine
-from tests.router.support import byte_ids, byte_level_tokenizer, make_card, token_id
+from tests.byte_model import byte_ids, byte_level_tokenizer, make_card, token_id
 from tests.scripted_engine import ScriptedEngine, ScriptedSequence
 
 PIECES = ("two", "wo", "Ġth", "ree", "win", "ter", "Ġtime")

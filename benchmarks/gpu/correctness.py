@@ -10,17 +10,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.engine import random_engine
 from benchmarks.gpu.measuring import DEVICE, DTYPE, IS_DRY, relative_error
 from benchmarks.gpu.report import Row, emit
-from benchmarks.gpu.shapes import RandomWeights, card, model_config
+from benchmarks.gpu.shapes import RandomWeights, model_config
 from benchmarks.gpu.steady import GREEDY, run
 from headrace_shared.messages import BlockId, SamplingParams, SequenceId
 from headrace_worker.attention.triton import TritonAttention
-from headrace_worker.cuda.build import build_engine
-from headrace_worker.cuda.device import CudaDevice, Device, HostDevice
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.sizing import Sizes
-from headrace_worker.cuda.triton_backend import triton_backend
 from headrace_worker.forward import TorchForward
 from headrace_worker.inputs import build_inputs
 from headrace_worker.iteration import SequenceSlice
@@ -146,7 +144,6 @@ def small_config() -> ModelConfig:
 
 
 def build(config: ModelConfig, *, deterministic: bool) -> CudaEngine:
-    device: Device = HostDevice() if IS_DRY else CudaDevice(DEVICE)
     sizes = Sizes(
         context=64 if IS_DRY else 1024,
         block_size=BLOCK_SIZE,
@@ -155,15 +152,7 @@ def build(config: ModelConfig, *, deterministic: bool) -> CudaEngine:
         tokens_per_iteration=12 if IS_DRY else 512,
         memory_share=0.9,
     )
-    return build_engine(
-        config,
-        RandomWeights(config, DEVICE),
-        triton_backend(device, deterministic=deterministic),
-        sizes,
-        lambda context: card(context, config.vocab_size),
-        dtype=DTYPE,
-        report=lambda what, done, total: None,
-    )
+    return random_engine(config, sizes, deterministic=deterministic)
 
 
 def plain_logits(config: ModelConfig, slices: Sequence[SequenceSlice], engine: CudaEngine) -> Tensor:
@@ -176,14 +165,8 @@ def plain_logits(config: ModelConfig, slices: Sequence[SequenceSlice], engine: C
         device=DEVICE,
         report=lambda done, total: None,
     )
-    cache = KVCache(
-        num_layers=config.num_layers,
-        num_blocks=engine.facts.num_blocks,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch.float32,
-        device=DEVICE,
+    cache = KVCache.of_model(
+        config, num_blocks=engine.facts.num_blocks, block_size=BLOCK_SIZE, dtype=torch.float32, device=DEVICE
     )
     forward = TorchForward(weights, SingleRank(), cache, engine.facts.context)
     return forward(

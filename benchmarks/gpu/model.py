@@ -4,16 +4,14 @@ import gc
 
 import torch
 
-from benchmarks.gpu.measuring import DEVICE, DTYPE, IS_DRY, Ceilings, ceilings
+from benchmarks.gpu.engine import random_engine
+from benchmarks.gpu.measuring import IS_DRY, Ceilings, ceilings
 from benchmarks.gpu.report import Row, emit
-from benchmarks.gpu.shapes import RandomWeights, card, model_config
+from benchmarks.gpu.shapes import model_config
 from benchmarks.gpu.steady import run
 from headrace_shared.messages import SamplingParams
-from headrace_worker.cuda.build import build_engine
-from headrace_worker.cuda.device import CudaDevice, Device, HostDevice
 from headrace_worker.cuda.engine import CudaEngine
 from headrace_worker.cuda.sizing import Sizes
-from headrace_worker.cuda.triton_backend import triton_backend
 from headrace_worker.models.config import ModelConfig
 
 SECTION = "model"
@@ -27,7 +25,6 @@ SAMPLED = SamplingParams(seed=1, temperature=0.8, top_p=0.95, presence_penalty=0
 
 
 def load(config: ModelConfig, *, deterministic: bool = False) -> CudaEngine:
-    device: Device = HostDevice() if IS_DRY else CudaDevice(DEVICE)
     sizes = Sizes(
         context=64 if IS_DRY else 2048,
         block_size=16,
@@ -36,15 +33,7 @@ def load(config: ModelConfig, *, deterministic: bool = False) -> CudaEngine:
         tokens_per_iteration=12 if IS_DRY else 4096,
         memory_share=0.9,
     )
-    return build_engine(
-        config,
-        RandomWeights(config, DEVICE),
-        triton_backend(device, deterministic=deterministic),
-        sizes,
-        lambda context: card(context, config.vocab_size),
-        dtype=DTYPE,
-        report=lambda what, done, total: None,
-    )
+    return random_engine(config, sizes, deterministic=deterministic)
 
 
 def matrix_parameters(config: ModelConfig) -> int:

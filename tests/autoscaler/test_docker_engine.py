@@ -42,7 +42,7 @@ async def test_no_engine_is_an_error_of_one_line_and_then_a_pause() -> None:
     started = time.monotonic()
     with pytest.raises(DriverError, match="tried again in"):
         await engine.containers()
-    assert time.monotonic() - started < 2.0, "without asking"
+    assert time.monotonic() - started < 20.0, "without asking"
     await engine.close()
 
 

@@ -5,8 +5,8 @@ from headrace_autoscaler.gathering import Gathering
 from headrace_autoscaler.rates import Arrivals
 from headrace_autoscaler.reconcile import Counts
 from headrace_shared.memory_bus import MemoryBus
-from tests.autoscaler.test_autoscaler_service import ask, prepare, take
-from tests.autoscaler.test_fleet import figures, hello
+from tests.autoscaler.bench import ask, prepare, take
+from tests.autoscaler.heard import figures, hello
 
 READY = Counts(ready=1)
 

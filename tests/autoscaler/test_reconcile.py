@@ -1,3 +1,5 @@
+from random import Random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,6 +207,11 @@ def test_what_dies_is_removed_and_replaced_in_the_same_step() -> None:
     assert fleet.num_ready == 2 and dead.worker not in fleet.workers
 
 
+def is_quarantined(fleet: VirtualEngine) -> bool:
+    failures = fleet.reconciler.failures
+    return failures.num >= MAX_FAILURES and fleet.now < failures.not_before
+
+
 def test_workers_that_die_at_once_are_started_more_and_more_slowly_and_then_hardly_ever() -> None:
     fleet = engine(2)
     fleet.crashes_at_load = True
@@ -212,7 +219,7 @@ def test_workers_that_die_at_once_are_started_more_and_more_slowly_and_then_hard
     for _ in range(120):
         num_starts += kinds(fleet.step()).count("start")
     assert MAX_FAILURES <= num_starts <= MAX_FAILURES + 2
-    assert fleet.reconciler.failures.is_quarantined(fleet.now)
+    assert is_quarantined(fleet)
     assert "exit code 1" in fleet.reconciler.failures.last
     fleet.now += QUARANTINE_S
     assert kinds(fleet.step()) == ["start"]  # one, to see
@@ -228,7 +235,7 @@ def test_workers_that_are_killed_soon_after_they_are_ready_are_replaced_for_ever
         num_starts += kinds(fleet.step()).count("start")
         for worker in fleet.alive(WorkerState.READY):
             worker.exit_code = -9
-    assert num_starts > 15 and not fleet.reconciler.failures.is_quarantined(fleet.now)
+    assert num_starts > 15 and not is_quarantined(fleet)
 
 
 def test_a_setting_that_no_worker_can_serve_ends_all_trying_at_once() -> None:
@@ -237,7 +244,7 @@ def test_a_setting_that_no_worker_can_serve_ends_all_trying_at_once() -> None:
     next(iter(fleet.workers.values())).exit_code = 2
     assert kinds(fleet.step()) == ["remove"]
     fleet.settle()
-    assert fleet.workers == {} and fleet.reconciler.failures.is_quarantined(fleet.now)
+    assert fleet.workers == {} and is_quarantined(fleet)
 
 
 def test_no_room_is_nobodys_fault() -> None:
@@ -326,7 +333,7 @@ EVENTS = st.one_of(st.just("step"), st.sampled_from(WISHES), st.sampled_from(MIS
 
 @settings(deadline=None, max_examples=80)
 @given(st.lists(EVENTS, max_size=60), st.randoms(use_true_random=False))
-def test_whatever_happens_it_comes_to_rest_as_it_should(events: list[str], source) -> None:  # type: ignore[no-untyped-def]
+def test_whatever_happens_it_comes_to_rest_as_it_should(events: list[str], source: Random) -> None:
     fleet = engine(1)
     theirs = fleet.add("theirs")
     most = 1
@@ -381,3 +388,8 @@ def test_whatever_happens_it_comes_to_rest_as_it_should(events: list[str], sourc
     assert len(fleet.alive(WorkerState.PARKED)) == fleet.target.parked
     assert len(fleet.workers) == fleet.num_ready + fleet.target.parked, "something is left over"
     assert fleet.step() == []
+
+
+def test_workers_that_never_start_are_tried_for_years() -> None:
+    failures = Failures(num=100_000).failed("exit code 1", 50.0)
+    assert failures.num == 100_001 and failures.not_before == 50.0 + QUARANTINE_S

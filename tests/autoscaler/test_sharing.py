@@ -5,8 +5,8 @@ from headrace_autoscaler.sharing import Share, caps
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import Lane, WorkerId
 from headrace_shared.subjects import queues_of, requests_stream
+from tests.autoscaler.bench import LIMITS, PLANS, running, until
 from tests.autoscaler.talking_engine import TalkingEngine
-from tests.autoscaler.test_autoscaler_service import LIMITS, PLANS, running, until
 from tests.queues import request_subject
 
 HAS = Share(desired=4, ready=3, coming=1, leaving=0, is_full=False)

@@ -63,7 +63,7 @@ def test_figures_on_the_page_are_those_of_metrics(watched: Watched, system: Laun
 
         watched.until(agree, "the page and /metrics agree")
         watched.until(lambda: watched.figure("tokens") > 0, "tokens a second")
-        assert watched.figure("running", '[data-box="scheduler"]') == 3
+        watched.until(lambda: watched.figure("running", '[data-box="scheduler"]') == 3, "the scheduler runs them")
     watched.until(lambda: watched.figure("in_flight") == 0, "nothing is open any more")
 
 
@@ -75,7 +75,7 @@ def test_a_flood_raises_the_queue_and_then_the_number_of_workers(watched: Watche
     page.locator("#start").click()
     watched.until(lambda: watched.figure("queue") >= 10, "the queue rises")
     expect(page.locator(".dots i.on").nth(8)).to_be_attached()
-    watched.until(lambda: watched.figure("ready") == 2, "a second worker is ready", timeout_s=60)
+    watched.until(lambda: watched.figure("ready") == 2, "a second worker is ready")
     watched.until(lambda: page.locator(".worker").count() == 2, "its card")
     assert watched.figure("due", "#flood-figures") > 20 and watched.figure("tokens", "#flood-figures") >= 0
     assert page.locator("#tradeoff circle").count() > 0

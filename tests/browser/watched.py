@@ -8,8 +8,12 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
 
-PATIENCE_MS = 40_000
-VIOLATIONS = "window.violations = []; document.addEventListener('securitypolicyviolation', (event) => window.violations.push(event.violatedDirective + ' ' + event.blockedURI));"  # noqa: E501
+PATIENCE_MS = 90_000
+VIOLATIONS = """
+window.violations = [];
+document.addEventListener(
+  "securitypolicyviolation", (event) => window.violations.push(event.violatedDirective + " " + event.blockedURI));
+"""
 
 
 class Watched:
@@ -21,6 +25,7 @@ class Watched:
         self._complaints: list[str] = []
         self._strangers: list[str] = []
         page.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
         page.add_init_script(VIOLATIONS)
         page.on("console", lambda message: self._complain(message.type, message.text))
         page.on("pageerror", lambda error: self._complaints.append(str(error)))
@@ -49,7 +54,7 @@ class Watched:
         number = re.match(r"[\d.,]+", text)
         return float(number.group().replace(",", "")) if number else float("nan")
 
-    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_MS / 1000) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 from headrace_cli.ps_command import Listed
+from headrace_shared.python_module import python_module
 
 FAKES = Path(__file__).parent / "fake_services"
 STARTED = "Application startup complete."
@@ -30,7 +31,7 @@ class Instance:
     def output(self) -> str:
         return self._output.read_text()
 
-    def wait_for(self, text: str, timeout_s: float = 30.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s
         while text not in self.output:
             assert time.monotonic() < deadline, f"no {text!r} in:\n{self.output}"
@@ -51,11 +52,13 @@ class Instance:
 def instance(tmp_path: Path, *arguments: str, **environment: str) -> Iterator[Instance]:
     """Starts `headrace up`; kills it at the end if it still runs, and checks that nothing is left of it."""
     port, data_dir, output = free_port(), tmp_path / "data", tmp_path / "up.out"
-    command = [sys.executable, "-m", "headrace_cli", "up", "--port", str(port), "--data-dir", str(data_dir), *arguments]
+    command = python_module("headrace_cli", "up", "--port", str(port), "--data-dir", str(data_dir), *arguments)
     paths = [str(FAKES), *sys.path]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "HEADRACE_TEST": str(tmp_path)}
     with output.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**environ, **environment})
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env={**environ, **environment}, cwd=tmp_path
+        )
     try:
         yield Instance(process, data_dir, port, output)
     finally:
@@ -65,7 +68,7 @@ def instance(tmp_path: Path, *arguments: str, **environment: str) -> Iterator[In
         wait_until_gone(tmp_path)
 
 
-def wait_until_gone(tmp_path: Path, timeout_s: float = 5.0) -> None:
+def wait_until_gone(tmp_path: Path, timeout_s: float = 30.0) -> None:
     """Fails if a process of this test is left; they are known by their environment."""
     deadline = time.monotonic() + timeout_s
     while left := processes_of(tmp_path):

@@ -11,6 +11,7 @@ from headrace_cli.broker_process import BrokerProcess
 from headrace_cli.fleet_view import FleetView
 from headrace_cli.supervisor import Supervisor
 from headrace_shared.broker import NatsServer
+from tests.integration.deployment import until
 
 pytestmark = pytest.mark.nats
 
@@ -36,7 +37,7 @@ async def test_a_broker_that_lives_long_between_its_deaths_is_never_given_up(
     try:
         for number in range(1, 8):
             await broker.kill()
-            for _ in range(500):
+            for _ in range(3000):
                 if broker.num_starts > number and broker.phase == "running":
                     break
                 await asyncio.sleep(0.02)
@@ -64,11 +65,42 @@ async def test_a_broker_that_cannot_store_is_restarted_once_there_is_room(
         await asyncio.sleep(0.3)
         assert not waiting.done() and broker.is_alive
         room = broker_process.MIN_ROOM_BYTES
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 30)
         assert not broker.is_alive
     finally:
         waiting.cancel()
         await server.kill()
+
+
+async def test_a_broker_that_ends_on_a_full_disk_is_started_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: starts that must fail would have it given up."""
+    room = broker_process.MIN_ROOM_BYTES
+    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(room))
+    monkeypatch.setattr(broker_process, "ROOM_PERIOD_S", 0.02)
+    said: list[str] = []
+    broker = BrokerProcess(NatsServer(tmp_path), said.append)
+    supervised = Supervisor(FleetView().is_ready, lambda _: None)
+    await supervised.start(broker)
+    try:
+        room = 1024 * 1024
+        await broker.kill()
+        await until(lambda: bool(said))
+        await asyncio.sleep(0.1)
+        assert not broker.is_alive and broker.num_starts == 1
+        assert said == [f"nats-1 waits for room on the disk: 1 MiB free at {tmp_path}"]
+        room = broker_process.MIN_ROOM_BYTES
+        await until(lambda: broker.phase == "running")
+        assert broker.is_alive and broker.num_starts == 2
+    finally:
+        await supervised.stop(("nats",), 1.0, asyncio.Event())
+
+
+async def test_a_folder_in_which_nothing_can_be_written_is_one_problem(tmp_path: Path) -> None:
+    (tmp_path / "nats-server.conf").mkdir()
+    with pytest.raises(OSError, match="cannot write"):
+        await BrokerProcess(NatsServer(tmp_path)).start()
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,20 @@
 """`headrace chat` against an HTTP server with written answers."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from headrace_cli.main import run
+from tests.http_double import SilentHandler, served, url_of
 
 
 class Server:
     """Answers chat requests with `events`; keeps what it was asked."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.models: list[str] = ["tiny"]
         self.status = 200
         self.events: list[str] = []
@@ -22,7 +22,7 @@ class Server:
         self.authorization: str | None = None
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(SilentHandler):
             def do_GET(self) -> None:
                 self._send(200, json.dumps({"object": "list", "data": [{"id": name} for name in server.models]}))
 
@@ -40,25 +40,15 @@ class Server:
                 self.end_headers()
                 self.wfile.write(body.encode())
 
-            def log_message(self, *_: object) -> None:
-                """Silent."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self.handler = Handler
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    yield server
-    server.close()
+    with served(server.handler) as listening:
+        server.url = url_of(listening)
+        yield server
 
 
 def delta(text: str) -> str:
@@ -129,6 +119,21 @@ def test_a_refusal_is_told(server: Server, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "headrace chat: The model 'x' does not exist.\n"
 
 
+def test_a_wanted_key_is_told_with_where_to_put_it(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.status = 401
+    assert run(["chat", "--url", server.url, "--quick", "hi", "--model", "x"]) == 1
+    assert "; set HEADRACE_API_KEY or --api-key-file\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["{}/v1", "{}/v1/", "{}/"])
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_addresses_as_other_clients_want_them(server: Server, given: str, scheme: str) -> None:
+    server.events = [delta("Paris"), "[DONE]"]
+    url = given.format(scheme + server.url.removeprefix("http://"))
+    assert run(["chat", "--url", url, "--quick", "hi"]) == 0
+    assert len(server.asked) == 1
+
+
 def test_no_model_yet(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.models = []
     assert run(["chat", "--url", server.url, "--quick", "hi"]) == 1
@@ -140,3 +145,17 @@ def test_an_unreachable_server_is_told_in_one_line(url: str, capsys: pytest.Capt
     assert run(["chat", "--url", url, "--quick", "hi"]) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("headrace chat: ") and captured.err.count("\n") == 1 and url in captured.err
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "nonsense://127.0.0.1:9"])
+def test_no_proxy_is_asked_for_this_machine(
+    server: Server, proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ALL_PROXY", "HTTP_PROXY", "all_proxy", "http_proxy"):
+        monkeypatch.setenv(name, proxy)
+    server.events = [delta("Paris"), "[DONE]"]
+    assert run(["chat", "--url", server.url, "--quick", "hi"]) == 0
+    assert capsys.readouterr().out == "Paris\n"
+    assert run(["chat", "--url", "http://router.example", "--quick", "hi"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("headrace chat: ") and captured.err.count("\n") == 1

@@ -1,6 +1,5 @@
 """`headrace dead` on a real broker."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headrace_cli.main import run
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
 from headrace_shared.errors import BusRefused, BusUnavailable
@@ -16,6 +14,7 @@ from headrace_shared.messages import Audience, Lane, Request, RequestId
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.record_messages import DeadRequest
 from headrace_shared.subjects import DEAD, dead_subject, requests_stream
+from tests.cli.broker_command import BrokerCommand, broker_command
 from tests.queues import whole_lane
 from tests.shared.samples import SAMPLES
 
@@ -44,21 +43,12 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[NatsBus]:
     await bus.close()
 
 
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
-def headrace_dead(nats_server: NatsServer, capsys: pytest.CaptureFixture[str]) -> Any:
-    async def ran(*arguments: str) -> Ran:
-        code = await asyncio.to_thread(run, ["dead", *arguments, "--nats-url", nats_server.url])
-        return Ran(code, *capsys.readouterr())
-
-    return ran
+def headrace_dead(nats_server: NatsServer, capsys: pytest.CaptureFixture[str]) -> BrokerCommand:
+    return broker_command("dead", nats_server.url, capsys)
 
 
-async def test_lists_and_shows_without_a_word_of_the_prompt(bus: NatsBus, headrace_dead: Any) -> None:
+async def test_lists_and_shows_without_a_word_of_the_prompt(bus: NatsBus, headrace_dead: BrokerCommand) -> None:
     listed = await headrace_dead("list")
     assert listed.code == 0 and all(name in listed.out for name in IDS) and "two workers died" in listed.out
     shown = await headrace_dead("show", IDS[1])
@@ -68,7 +58,9 @@ async def test_lists_and_shows_without_a_word_of_the_prompt(bus: NatsBus, headra
     assert all("request" not in entry and "prompt" not in entry for entry in told)
 
 
-async def test_a_requeued_request_runs_in_the_background_under_a_new_id(bus: NatsBus, headrace_dead: Any) -> None:
+async def test_a_requeued_request_runs_in_the_background_under_a_new_id(
+    bus: NatsBus, headrace_dead: BrokerCommand
+) -> None:
     ran = await headrace_dead("requeue", IDS[1])
     assert ran.code == 0
     delivery = await bus.pull(whole_lane("tiny", Lane.BATCH), 5.0)
@@ -81,7 +73,7 @@ async def test_a_requeued_request_runs_in_the_background_under_a_new_id(bus: Nat
 
 
 async def test_a_requeue_that_was_cut_off_is_repeated_as_the_same_request(
-    bus: NatsBus, headrace_dead: Any, monkeypatch: pytest.MonkeyPatch
+    bus: NatsBus, headrace_dead: BrokerCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_: Any) -> bool:
         raise BusUnavailable("scripted failure")
@@ -93,7 +85,7 @@ async def test_a_requeue_that_was_cut_off_is_repeated_as_the_same_request(
     assert (await bus.num_messages("REQUESTS"), await bus.num_messages(DEAD.name)) == (1, 2)
 
 
-async def test_commands_neither_make_nor_change_the_stream(bus: NatsBus, headrace_dead: Any) -> None:
+async def test_commands_neither_make_nor_change_the_stream(bus: NatsBus, headrace_dead: BrokerCommand) -> None:
     api = bus._streams  # for what no service does: another setting, deletion
     before = (await api.must("STREAM.INFO.DEAD"))["config"] | {"max_msgs": 7}
     await api.must("STREAM.UPDATE.DEAD", before)
@@ -106,13 +98,13 @@ async def test_commands_neither_make_nor_change_the_stream(bus: NatsBus, headrac
         await bus.num_messages(DEAD.name)
 
 
-async def test_without_its_prompt_it_stays(bus: NatsBus, headrace_dead: Any) -> None:
+async def test_without_its_prompt_it_stays(bus: NatsBus, headrace_dead: BrokerCommand) -> None:
     ran = await headrace_dead("requeue", IDS[0])
     assert ran.code == 1 and "was not kept" in ran.err and "--dead-prompts" in ran.err
     assert await bus.num_messages(DEAD.name) == 3
 
 
-async def test_dropped_ones_are_gone(bus: NatsBus, headrace_dead: Any) -> None:
+async def test_dropped_ones_are_gone(bus: NatsBus, headrace_dead: BrokerCommand) -> None:
     assert (await headrace_dead("drop", IDS[0])).out == "1 dropped.\n"
     assert (await headrace_dead("drop", "all")).out == "2 dropped.\n"
     assert (await headrace_dead("list")).out == "No request was given up.\n"
@@ -129,7 +121,7 @@ async def test_dropped_ones_are_gone(bus: NatsBus, headrace_dead: Any) -> None:
     ],
 )
 async def test_mistakes_are_named(
-    bus: NatsBus, headrace_dead: Any, arguments: tuple[str, ...], code: int, text: str
+    bus: NatsBus, headrace_dead: BrokerCommand, arguments: tuple[str, ...], code: int, text: str
 ) -> None:
     ran = await headrace_dead(*arguments)
     assert ran.code == code and text in ran.err

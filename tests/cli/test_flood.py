@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace_cli.errors import CommandError
 from headrace_cli.flood.report import Report, Spread, encode_report, read_report
 from headrace_cli.flood_command import run
 from tests.cli.flood_server import FloodServer
+from tests.http_double import SilentHandler, served, url_of
 
 
 class Flooded:
@@ -172,3 +174,14 @@ async def test_a_closed_loop_does_not_ask_a_server_that_refuses_as_fast_as_it_ca
     flooded.server.status = 503
     report = await flooded.flood("--concurrency", "2", "--duration", "1")
     assert report.num_complete == 0 and 2 <= report.num_requests <= 22
+
+
+def test_a_server_that_wants_a_key_says_where_to_put_it() -> None:
+    class Closed(SilentHandler):
+        def do_GET(self) -> None:
+            self.send_response(401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with served(Closed) as listening, pytest.raises(CommandError, match="wants an API key; set HEADRACE_API_KEY or "):
+        run(["--url", f"{url_of(listening)}/v1", "--rate", "1", "--duration", "1"])

@@ -26,6 +26,13 @@ def test_poisson_arrivals_have_the_mean_and_the_spread_of_a_poisson_process() ->
     assert times == sorted(times) and times[-1] < 200.0
 
 
+def test_poisson_arrivals_are_as_many_as_were_asked_for() -> None:
+    for seed in range(20):
+        times = [arrival.at for arrival in arrivals.poisson(8.0, 15.0, random.Random(seed))]
+        assert len(times) == 120 and times[0] >= 0.0 and times == sorted(times) and times[-1] < 15.0
+    assert len(list(arrivals.poisson(0.1, 1.0, random.Random(1)))) == 1
+
+
 def test_bursts_come_at_once_and_at_the_rate_on_average() -> None:
     times = [arrival.at for arrival in arrivals.burst(10.0, 4.0, 5)]
     assert times == [0.5 * (number // 5) for number in range(40)]
@@ -112,10 +119,30 @@ def test_a_report_tells_good_from_complete_and_leaves_the_warm_up_out() -> None:
     report = make_report(meter, {}, "m", 0.0, 3.0)
     assert (report.num_requests, report.num_complete, report.num_good) == (5, 3, 1)
     assert (report.num_unfinished, report.errors) == (1, {"http 500": 1})
+    # In the window the first one became complete, too: it was due before.
+    assert (report.offered_per_s, report.complete_per_s) == (2.5, 1.5) and report.num_late == 0
     assert report.good_per_s == 0.5 and report.good_share == 0.2
     assert report.ttft.max == pytest.approx(900.0) and report.tpot.max == pytest.approx(300.0)
     # Fifteen pieces of those due in the window; the first request's came before it.
     assert report.output_tokens_per_s == pytest.approx(15 / 2.0)
+
+
+def test_rates_are_counts_of_what_fell_into_the_window() -> None:
+    meter = Meter(Window(2.0, 12.0), Slo(ttft_s=10.0, tpot_s=10.0))
+    for number in range(13):  # one a second, each answered 1.5 s later
+        exchange = meter.due(float(number))
+        meter.chunk(exchange, number + 1.4)
+        meter.ended(exchange, number + 1.5)
+    report = make_report(meter, {}, "m", 0.0, 12.0)
+    assert (report.num_requests, report.num_complete, report.num_late, report.num_good) == (10, 10, 1, 10)
+    # One is complete in the window that was due before it, and one that was due in it is complete later.
+    assert (report.offered_per_s, report.complete_per_s, report.good_per_s) == (1.0, 1.0, 1.0)
+    without_warmup = Meter(Window(0.0, 10.0), Slo(ttft_s=10.0, tpot_s=10.0))
+    for number in range(10):
+        exchange = without_warmup.due(float(number))
+        without_warmup.ended(exchange, number + 1.5)
+    report = make_report(without_warmup, {}, "m", 0.0, 10.0)
+    assert report.offered_per_s == 1.0 and report.complete_per_s == 0.9 >= report.good_per_s
 
 
 def test_settings_that_exclude_each_other_are_refused() -> None:

@@ -1,3 +1,4 @@
+import errno
 import os
 from pathlib import Path
 
@@ -62,3 +63,20 @@ def test_a_long_log_is_cut_while_it_is_written(tmp_path: Path, monkeypatch: pyte
     assert log.path.read_bytes()[:1] != b"\0"
     assert log.last_line() == "the end"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.log", "x.log.1"]
+
+
+def test_a_full_disk_costs_old_lines_and_not_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_file, "MAX_LOG_BYTES", 1000)
+    log = LogFile(tmp_path / "x.log")
+    descriptor = log.open()
+    write(descriptor, "x" * 2000)
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    log.trim()
+    os.close(descriptor)
+    assert log.path.stat().st_size == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x.log"], "a piece of it would hold the room that is needed"

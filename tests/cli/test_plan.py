@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from headrace_cli.plan import Plan, make_plan
-from headrace_cli.settings import UpSettings
+from headrace_cli.settings import UpModel, UpSettings
 from headrace_shared.errors import ConfigError
+from headrace_shared.settings import load_settings
 
 KEYS = Path("/data/credentials")
 
@@ -21,7 +22,7 @@ def plan(settings: UpSettings, environ: Mapping[str, str] | None = None, config:
 def test_one_process_for_each_service() -> None:
     made = plan(UpSettings())
     assert [spec.name for spec in made.services] == ["router-1", "scheduler-1", "worker-1", "autoscaler-1"]
-    assert made.workers[0].command == (sys.executable, "-m", "headrace_worker")
+    assert made.workers[0].command == (sys.executable, "-P", "-m", "headrace_worker")
     assert all(spec.environ["HEADRACE_NATS_URL"] == "nats://127.0.0.1:4" for spec in made.services)
 
 
@@ -42,6 +43,12 @@ def test_each_service_gets_its_own_key_and_nobody_elses_password() -> None:
         assert spec.environ["HEADRACE_BROKER_CREDENTIALS"] == f"/data/credentials/{spec.service}/user.nk"
         assert "x" not in spec.environ.values()
         assert not any("nk" in word for word in spec.command)
+
+
+@pytest.mark.parametrize("given", ["", "0ms", "100", "2m", "100ms }"])
+def test_what_is_no_interval_is_refused_before_the_broker_reads_it(given: str) -> None:
+    with pytest.raises(ConfigError, match="--sync-interval"):
+        load_settings(UpSettings, ["--sync-interval", given], {}, prog="headrace up")
 
 
 def test_routers_take_ports_in_a_row() -> None:
@@ -137,6 +144,13 @@ def test_several_models_each_with_its_workers_and_schedulers() -> None:
     assert made.workers[1].environ["HEADRACE_MODEL"] == "org/large"
     assert made.workers[4].environ["HEADRACE_SERVED_NAME"] == "m"
     assert settings.num_workers == 5
+
+
+def test_a_model_whose_file_has_no_readable_name_gets_another() -> None:
+    source = "/models/\udcff.gguf"
+    with pytest.raises(ConfigError, match="--served-name"):
+        _ = UpSettings(model=(source,)).models
+    assert UpSettings(model=(source,), served_name="tiny").models == (UpModel(source, "tiny", 1),)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """`headrace top` against a server with written events."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from headrace_cli.main import run
+from tests.http_double import SilentHandler, served, url_of
 
 FRAME = {
     "seq": 3,
@@ -37,37 +36,28 @@ PAST = {"boot": "router-1", "columns": {"queue": [0, None, 3], "tokens_per_s": [
 
 class Server:
     def __init__(self) -> None:
+        self.url = ""
         self.status = 200
         self.text = f"event: past\ndata: {json.dumps(PAST)}\n\nevent: frame\ndata: {json.dumps(FRAME)}\n\n"
         self.authorization: str | None = None
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(SilentHandler):
             def do_GET(self) -> None:
                 server.authorization = self.headers["Authorization"]
                 self.send_response(server.status if self.path == "/dashboard/api/live" else 404)
                 self.end_headers()
                 self.wfile.write(server.text.encode())
 
-            def log_message(self, *_: object) -> None:
-                """Silent."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self.handler = Handler
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    yield server
-    server.close()
+    with served(server.handler) as listening:
+        server.url = url_of(listening)
+        yield server
 
 
 def test_the_fleet_is_printed_once_where_nobody_watches(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

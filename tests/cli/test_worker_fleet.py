@@ -66,7 +66,7 @@ class Bench:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 - processes set no event
             await asyncio.sleep(0.02)
 
@@ -172,7 +172,7 @@ async def test_a_worker_whose_settings_are_wrong_ends_an_instance_that_is_not_co
         with contextlib.suppress(DriverError):
             await bench.driver.start("tiny", A, 1)
         with pytest.raises(CommandError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await bench.supervisor.failure()
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from headrace_cli import init_command
 from headrace_shared.broker_permissions import Role
-from headrace_shared.settings import QueueSettings
+from headrace_shared.common_settings import QueueSettings
 from headrace_shared.subjects import BUCKETS, STREAMS, BucketSpec, StreamSpec, requests_stream
 from tests.deploy.broker_files import ROOT, check, lay_out
 

@@ -10,8 +10,9 @@ import yaml
 
 from headrace_router.settings import RouterSettings
 from headrace_scheduler.settings import SchedulerSettings
+from headrace_shared.common_settings import CommonSettings
 from headrace_shared.service import STOP_TIMEOUT_S
-from headrace_shared.settings import CommonSettings, load_settings
+from headrace_shared.settings import load_settings
 from headrace_shared.subjects import requests_stream
 from headrace_worker.settings import WorkerSettings
 from tests.deploy.broker_files import check, lay_out
@@ -104,6 +105,7 @@ def test_probes_ask_ports_that_are_open(name: str) -> None:
 def test_pods_have_no_privileges_and_are_limited(name: str) -> None:
     pod, container = PODS[name]["spec"], container_of(name)
     assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False, "HEADRACE_PORT would be the address of a Service called headrace"
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {

@@ -38,8 +38,10 @@ def pinned() -> dict[str, str]:
 
 
 def test_another_lock_is_installed_again() -> None:
-    [line] = re.findall(r"^\$\(STAMP\): (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    [line] = re.findall(r"^\$\(SERVE_STAMP\): (.*)$", makefile, re.MULTILINE)
     assert {"constraints.txt", "requirements.lock"} <= set(line.split())
+    assert "\n$(STAMP): $(SERVE_STAMP)\n" in makefile
 
 
 def test_nothing_is_without_a_hash() -> None:

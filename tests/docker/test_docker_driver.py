@@ -121,10 +121,10 @@ async def test_a_killed_worker_stays_to_be_seen_until_it_is_removed(driver: Dock
 
 async def test_a_stop_lets_the_worker_finish_within_its_grace(driver: DockerDriver, project: ToyProject) -> None:
     instance = await driver.start(MODEL, A, generation=8)
-    stopping = asyncio.create_task(driver.stop(instance, 30))
+    stopping = asyncio.create_task(driver.stop(instance, 100))
     started = time.monotonic()
     await stopping
-    assert time.monotonic() - started < 25, "it ended by itself at SIGTERM"
+    assert time.monotonic() - started < 90, "it ended by itself at SIGTERM"
     assert list(project.workers()) == [f"{PROJECT}-worker-1"]
 
 

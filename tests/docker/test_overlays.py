@@ -7,7 +7,7 @@ import pytest
 
 from tests.docker.engine import ROOT, compose_command, run, why_unavailable
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
 SERVICES = ("router", "scheduler", "worker", "autoscaler")
 ALWAYS = {*SERVICES, "init"}

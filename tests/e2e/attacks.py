@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from tests.e2e.api import CHAT, MODEL, TEXT
+from tests.e2e.launcher import Launched
 from tests.fuzz.bodies import CHATS, SCHEMA, TEXTS
 from tests.fuzz.mutation import mutate_bytes, mutate_json
 
@@ -23,9 +24,6 @@ class Attacker(NamedTuple):
     client: httpx.AsyncClient
     port: int
     random: Random
-
-    async def post(self, path: str, body: object) -> int:
-        return (await self.client.post(path, json=body)).status_code
 
     async def send(self, path: str, data: bytes, **headers: str) -> int:
         reply = await self.client.post(path, content=data, headers={"content-type": "application/json", **headers})
@@ -61,8 +59,13 @@ def text(**fields: object) -> dict[str, object]:
 
 
 def posting(path: str, bodies: Sequence[object]) -> Attack:
+    written: dict[int, bytes] = {}
+
     async def attack(attacker: Attacker) -> int:
-        return await attacker.post(path, attacker.random.choice(bodies))
+        which = attacker.random.randrange(len(bodies))
+        if which not in written:  # once: to write a megabyte each time would cost more than to refuse it
+            written[which] = json.dumps(bodies[which]).encode()
+        return await attacker.send(path, written[which])
 
     return attack
 
@@ -242,3 +245,8 @@ async def attack(attacker: Attacker, kind: str) -> int:
         return await ATTACKS[kind](attacker)
     except httpx.TransportError:
         return GAVE_UP
+
+
+def lasting(system: Launched) -> set[tuple[str, int]]:
+    """Every process but those of routers that compile grammars, which may be killed for it."""
+    return {(each["service"], each["pid"]) for each in system.ps() if each["service"] != "router-child"}

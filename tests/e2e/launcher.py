@@ -40,7 +40,7 @@ class Launched:
             [sys.executable, "-m", "headrace_cli", "ps", "--json", "--data-dir", str(self.data_dir)],
             capture_output=True,
             check=True,
-            timeout=20,
+            timeout=60,
         ).stdout
         listed: list[dict[str, Any]] = json.loads(output)
         return listed
@@ -64,7 +64,7 @@ class Launched:
             self.nats_url(), name="test", on_closed=lambda: None, role=role, credentials=self.key_file(role)
         )
 
-    def wait_healthy(self, timeout_s: float = 60.0) -> None:
+    def wait_healthy(self, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError):
@@ -87,7 +87,7 @@ def free_ports(count: int) -> int:
 
 @contextlib.contextmanager
 def launched(
-    data_dir: Path, *arguments: str, environment: dict[str, str] | None = None, timeout_s: float = 120.0
+    data_dir: Path, *arguments: str, environment: dict[str, str] | None = None, timeout_s: float = 200.0
 ) -> Iterator[Launched]:
     """Starts the system, waits for its start-up line, and afterwards checks that a SIGINT leaves no process behind."""
     port = free_ports(MAX_ROUTERS)
@@ -113,7 +113,7 @@ def stop(system: Launched) -> None:
     pids = [int(entry["pid"]) for entry in system.ps()] if system.process.poll() is None else []
     system.process.send_signal(signal.SIGINT)
     try:
-        system.process.wait(timeout=60)
+        system.process.wait(timeout=120)
     finally:
         if system.process.poll() is None:
             system.process.kill()

@@ -7,46 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests.e2e.conftest import ADAPTERS
 from tests.e2e.launcher import Launched
+from tests.worker.adapters.peft_files import SMOLLM2_135M, write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(600)]
 
 MODEL = "smollm2-135m"
-SHAPES = {
-    "self_attn.q_proj": (576, 576),
-    "self_attn.k_proj": (192, 576),
-    "self_attn.v_proj": (192, 576),
-    "self_attn.o_proj": (576, 576),
-    "mlp.gate_proj": (1536, 576),
-    "mlp.up_proj": (1536, 576),
-    "mlp.down_proj": (576, 1536),
-}
-NUM_LAYERS = 30
 PROMPT = "The capital of France is"
-
-
-def save_adapter(folder: Path, seed: int, rank: int = 8) -> None:
-    """Random, and large enough to change what is said."""
-    folder.mkdir(parents=True)
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(NUM_LAYERS):
-        for module, (outputs, inputs) in SHAPES.items():
-            name = f"base_model.model.model.layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = torch.randn((rank, inputs), generator=generator) * 0.02
-            tensors[f"{name}.lora_B.weight"] = torch.randn((outputs, rank), generator=generator) * 0.02
-    save_file(tensors, str(folder / "adapter_model.safetensors"))
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 4 * rank, "target_modules": "all-linear"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture
@@ -95,7 +69,8 @@ def test_adapters_live_beside_the_model_and_outlive_a_worker_and_a_scheduler(
 ) -> None:
     folder = system.data_dir / ADAPTERS
     for seed, name in enumerate(("first", "second")):
-        save_adapter(folder / name, seed)
+        # Large enough to change what is said.
+        write_adapter(folder / name, SMOLLM2_135M, rank=8, alpha=32, seed=seed, size=0.02, target_modules="all-linear")
     (folder / "outside").symlink_to(folder.parent)
     base = text_of(say(client, MODEL))
     for name in ("first", "second"):

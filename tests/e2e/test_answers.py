@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_stops_the_computation(system: Launched, stre
         else:
             with pytest.raises(httpx.ReadTimeout):
                 await client.post("/v1/completions", json=body, timeout=2)
-    await wait_for_metric(system, "scheduler", "headrace_sequences_running", 0, timeout_s=3)
-    await wait_for_metric(system, "scheduler", "headrace_blocks_referenced", 0, timeout_s=3)
+    await wait_for_metric(system, "scheduler", "headrace_sequences_running", 0)
+    await wait_for_metric(system, "scheduler", "headrace_blocks_referenced", 0)
     async with broker_view(system) as broker:
         assert await broker.num_queued() == 0

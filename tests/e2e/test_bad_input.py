@@ -91,6 +91,7 @@ async def test_each_bad_request_is_refused_and_never_queued(system: Launched, cl
 
 async def test_a_body_of_fifty_megabytes_is_refused_before_it_is_read(client: httpx.AsyncClient) -> None:
     async def endless() -> Any:
+        yield b'{"prompt": "'
         for _ in range(50):
             yield b"x" * 1024 * 1024
 

@@ -14,7 +14,7 @@ from tests.e2e.launcher import Launched
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.e2e.api import CHAT, TEXT, body_of
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched
 from tests.e2e.metrics import metric, wait_for_metric
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats]
 
@@ -21,12 +22,12 @@ SHORT = {"Headrace-Timeout": "0.7"}
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_time_of_a_running_request_is_up(scripted: Launched, stream: bool) -> None:
-    async with httpx.AsyncClient(timeout=20, base_url=scripted.url) as client:
+    async with httpx.AsyncClient(timeout=60, base_url=scripted.url) as client:
         body = body_of(CHAT, {"echo": "abc"}, stream, max_tokens=3900)
         started = time.monotonic()
         reply = await client.post(CHAT, json=body, headers=SHORT)
         took_s = time.monotonic() - started
-        assert 0.6 < took_s < 5.0
+        assert 0.6 < took_s < PATIENCE_S
         if stream:
             assert reply.status_code == 200 and '"finish_reason":"' not in reply.text
             [*_, error, done, _] = reply.text.split("\n\n")
@@ -34,17 +35,17 @@ async def test_the_time_of_a_running_request_is_up(scripted: Launched, stream: b
         else:
             assert reply.status_code == 408 and reply.headers["x-should-retry"] == "false"
             assert reply.json()["error"]["code"] == "timeout"
-    await wait_for_metric(scripted, "scheduler", "headrace_sequences_running", 0.0, timeout_s=5)
+    await wait_for_metric(scripted, "scheduler", "headrace_sequences_running", 0.0)
     async with broker_view(scripted) as broker:
         ended = [event for _, event in await broker.token_log() if isinstance(event, RequestEnded)]
     assert ended[-1].outcome is Outcome.EXPIRED
 
 
 async def test_a_request_that_is_late_in_the_queue_never_reaches_a_worker(scripted: Launched) -> None:
-    await wait_for_metric(scripted, "scheduler", "headrace_sequences_running", 0.0, timeout_s=5)
+    await wait_for_metric(scripted, "scheduler", "headrace_sequences_running", 0.0)
     prefilled = await metric(scripted, "worker", "headrace_prefill_tokens_total")
     scheduler = scripted.pid("scheduler")
-    async with httpx.AsyncClient(timeout=20, base_url=scripted.url) as client:
+    async with httpx.AsyncClient(timeout=60, base_url=scripted.url) as client:
         os.kill(scheduler, signal.SIGSTOP)
         try:
             asked = (client.post(TEXT, json=body_of(TEXT, {"text": f"{n}"}), headers=SHORT) for n in range(5))
@@ -52,7 +53,7 @@ async def test_a_request_that_is_late_in_the_queue_never_reaches_a_worker(script
         finally:
             os.kill(scheduler, signal.SIGCONT)
         assert {(reply.status_code, reply.json()["error"]["code"]) for reply in replies} == {(408, "timeout")}
-        async with broker_view(scripted) as broker, asyncio.timeout(10.0):
+        async with broker_view(scripted) as broker, asyncio.timeout(PATIENCE_S):
             while await broker.num_queued():  # noqa: ASYNC110 - the broker's state
                 await asyncio.sleep(0.1)
         assert await metric(scripted, "worker", "headrace_prefill_tokens_total") == prefilled

@@ -8,20 +8,15 @@ import httpx
 import pytest
 
 from tests.e2e.api import CHAT, TEXT, WAYS, ask
-from tests.e2e.attacks import ATTACKS, GAVE_UP, Attacker, attack
+from tests.e2e.attacks import ATTACKS, GAVE_UP, Attacker, attack, lasting
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(600)]
 
 TELLS = "The quick brown fox — “zażółć gęślą jaźń” 😀 "
 ACCEPTED = ("nearly valid", "gone in the middle", "special tokens")
 """Of these some are requests like any other."""
-
-
-def lasting(system: Launched) -> set[tuple[str, int]]:
-    """Every process but those of routers that compile grammars, which may be killed for it."""
-    return {(each["service"], each["pid"]) for each in system.ps() if each["service"] != "router-child"}
 
 
 async def test_ordinary_streams_get_their_tokens_whatever_others_send(scripted: Launched) -> None:
@@ -50,7 +45,7 @@ async def test_ordinary_streams_get_their_tokens_whatever_others_send(scripted: 
         assert not any(status in (500, 502, 504) for status in statuses), told
     assert pids == lasting(scripted), "a process has died"
     async with broker_view(scripted) as broker:
-        for _ in range(100):
+        for _ in range(600):
             if await broker.num_queued() == 0:
                 break
             await asyncio.sleep(0.1)

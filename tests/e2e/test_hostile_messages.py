@@ -39,13 +39,13 @@ from headrace_shared.subjects import (
     tokens_subject,
 )
 from tests.e2e.api import MODEL, WAYS, ask
+from tests.e2e.attacks import lasting
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched
-from tests.e2e.test_hostile_load import lasting
 from tests.queues import request_subject
 from tests.shared.samples import SAMPLES
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(600)]
 
 
 class Touch:
@@ -117,7 +117,7 @@ async def test_what_is_no_message_is_refused_everywhere(scripted: Launched, tmp_
                 assert (await ask(client, path, {"text": "all well"}, streamed, max_tokens=30)).text == "all well"
                 await asyncio.sleep(0.2)
         async with broker_view(scripted) as broker:
-            for _ in range(100):
+            for _ in range(600):
                 if await broker.num_queued() == 0:
                     break
                 await asyncio.sleep(0.1)

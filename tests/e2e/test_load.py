@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from typing import Any
 
@@ -15,8 +16,9 @@ from tests import prompts
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched
 from tests.e2e.metrics import metric, wait_for_metric
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.model, pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.model, pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(600)]
 
 NUM_CLIENTS = 64
 NUM_REQUESTS = 500
@@ -52,8 +54,14 @@ def check(lines: list[str]) -> RequestId:
 
 
 def footprint(system: Launched) -> dict[str, int]:
-    """Open files and sockets of each service; clients' connections are closed by then."""
-    return {process["id"]: psutil.Process(process["pid"]).num_fds() for process in system.ps()}
+    """Open files and sockets of each service; clients' connections are closed by then. The broker's files are not
+    counted: it keeps those of its streams open for half a minute after it has last read or written them."""
+    found = {}
+    for each in system.ps():
+        process = psutil.Process(each["pid"])
+        is_broker = each["service"] == "nats"
+        found[each["id"]] = len(process.net_connections()) if is_broker else process.num_fds()
+    return found
 
 
 async def test_five_hundred_requests_of_sixty_four_clients_leave_nothing_behind(system: Launched) -> None:
@@ -77,11 +85,9 @@ async def test_five_hundred_requests_of_sixty_four_clients_leave_nothing_behind(
     assert len(set(streamed)) == len(streamed) == NUM_REQUESTS
 
     async with broker_view(system) as broker:
-        for _ in range(50):
-            if await broker.num_queued() == 0:
-                break
-            await asyncio.sleep(0.1)
-        assert await broker.num_queued() == 0
+        async with asyncio.timeout(PATIENCE_S):
+            while await broker.num_queued():  # noqa: ASYNC110 - the broker's state
+                await asyncio.sleep(0.1)
         log = await broker.token_log()
     ends = Counter(event.request_id for _, event in log if isinstance(event, RequestEnded))
     assert set(ends.values()) == {1}
@@ -90,13 +96,14 @@ async def test_five_hundred_requests_of_sixty_four_clients_leave_nothing_behind(
     outcomes = {event.request_id: event.outcome for _, event in log if isinstance(event, RequestEnded)}
     assert {outcomes[request_id] for request_id in streamed} == {Outcome.FINISHED}
 
-    await wait_for_metric(system, "scheduler", "headrace_blocks_referenced", 0, timeout_s=5)
-    await wait_for_metric(system, "scheduler", "headrace_blocks_awaiting", 0, timeout_s=5)
-    await wait_for_metric(system, "router", "headrace_requests_inflight", 0, timeout_s=5)
-    await wait_for_metric(system, "router", "headrace_asyncio_tasks", tasks_before, timeout_s=10)
-    for _ in range(100):
+    await wait_for_metric(system, "scheduler", "headrace_blocks_referenced", 0)
+    await wait_for_metric(system, "scheduler", "headrace_blocks_awaiting", 0)
+    await wait_for_metric(system, "router", "headrace_requests_inflight", 0)
+    await wait_for_metric(system, "router", "headrace_asyncio_tasks", tasks_before)
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
         after = footprint(system)
         if all(abs(after[name] - count) <= 2 for name, count in before.items()):
             break
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
     assert all(abs(after[name] - count) <= 2 for name, count in before.items()), (before, after)

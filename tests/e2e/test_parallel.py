@@ -12,7 +12,7 @@ from tests.e2e.api import CHAT, TEXT, ask
 from tests.e2e.launcher import Launched, launched
 from tests.e2e.listeners import listeners_of
 
-pytestmark = [pytest.mark.model, pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.model, pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(600)]
 
 STORY = "Once upon a time there was a river that turned a wheel."
 
@@ -46,7 +46,7 @@ def test_everything_listens_on_loopback_the_ranks_store_included(system: Launche
 async def test_a_stream_survives_a_killed_rank(system: Launched) -> None:
     """The worker is started again, and the sequence goes on from the tokens that the client has."""
     async with httpx.AsyncClient(base_url=system.url, timeout=120.0) as client:
-        fields: dict[str, Any] = {"temperature": 0, "max_tokens": 48, "ignore_eos": True}
+        fields: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
         expected = await ask(client, TEXT, STORY, stream=True, **fields)
         body = {"model": "smollm2-135m", "prompt": STORY, "stream": True, **fields}
         first, second = ranks_of(system)
@@ -60,6 +60,6 @@ async def test_a_stream_survives_a_killed_rank(system: Launched) -> None:
                 if num_chunks == 5:
                     second.send_signal(signal.SIGKILL)
     assert text == expected.text
-    gone, alive = psutil.wait_procs([first, second], timeout=5.0)
+    gone, alive = psutil.wait_procs([first, second], timeout=60.0)
     assert len(gone) == 2 and not alive
     assert "rank 1 was killed by signal 9" in (system.data_dir / "logs" / "worker-1.log").read_text()

@@ -10,12 +10,12 @@ import pytest
 
 from headrace_shared.codec import pack_ids
 from headrace_shared.subjects import CALLS, FLIGHT, TOKENS, bucket_stream
+from tests.byte_model import byte_ids
 from tests.e2e.api import WAYS, ask, body_of
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched
-from tests.router.support import byte_ids
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(600)]
 
 ASKED, ANSWERED = "quincemarmalade", "persimmonjelly"
 WRITTEN = ("zanzibaruser", "zanzibarname", "zanzibarmeta", "zanzibarid", "zanzibarmodel", "zanzibarfield")
@@ -81,7 +81,7 @@ async def test_nothing_of_prompts_and_answers_is_left_behind(scripted: Launched)
                     continue  # the broker's own port
                 assert not [word for word in (ASKED, ANSWERED, KEPT, *WRITTEN) if word in told], (port, path)
     async with broker_view(scripted) as broker:
-        for _ in range(100):
+        for _ in range(600):
             if await broker.num_queued() == 0:
                 break
             await asyncio.sleep(0.1)

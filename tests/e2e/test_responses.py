@@ -117,7 +117,7 @@ async def test_calls_and_their_results(one: AsyncOpenAI, other: AsyncOpenAI) -> 
 async def test_a_background_response(one: AsyncOpenAI, other: AsyncOpenAI) -> None:
     made = await one.responses.create(model=MODEL, input=says(TEXT * 4), background=True)
     assert made.status == "queued"
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(90.0):
         while (kept := await other.responses.retrieve(made.id)).status in PENDING:  # noqa: ASYNC110 - another process's
             await asyncio.sleep(0.05)
     assert kept.status == "completed" and kept.output_text == TEXT * 4

@@ -19,6 +19,7 @@ from tests.e2e.api import CHAT, MODEL, TEXT, body_of
 from tests.e2e.broker_view import broker_view
 from tests.e2e.launcher import Launched, launched
 from tests.e2e.resuming import HELD_ID, RESUMABLE, Story, tell
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats]
 
@@ -81,7 +82,7 @@ class Running:
             text = (await client.get(self._url)).text
         return int(float(re.findall(r"^headrace_sequences_running\S* (\S+)$", text, re.MULTILINE)[0]))
 
-    async def until(self, count: int, timeout_s: float = 6.0) -> None:
+    async def until(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         async with asyncio.timeout(timeout_s):
             while await self.count() != count:  # noqa: ASYNC110 - another process's figure
                 await asyncio.sleep(0.05)
@@ -133,7 +134,7 @@ async def test_streams_survive_the_deaths_of_their_routers(fragile: Launched) ->
 
         killing = asyncio.create_task(kill())
         stories = await all_streams([one, two], count)
-        await asyncio.wait_for(killing, 30.0)
+        await asyncio.wait_for(killing, 90.0)
         assert sum(story.num_breaks for story in stories) >= len(stories)
         for (name, *_), want, got in zip(STREAMS, expected, stories, strict=True):
             assert got.choices() == want.choices(), name
@@ -178,11 +179,11 @@ async def test_what_a_dead_router_leaves_behind_ends_unless_somebody_wants_it(fr
         attached = client.stream("GET", f"{two}/v1/requests/{request_id}", headers={"Last-Event-ID": last})
         async with attached as reply:
             lines = reply.aiter_lines()
-            await running.until(2, REATTACH_TIMEOUT_S + 4.0)
-            assert REATTACH_TIMEOUT_S - 1.5 < time.monotonic() - died_at < REATTACH_TIMEOUT_S + 3.0
+            await running.until(2)
+            assert REATTACH_TIMEOUT_S - 1.5 < time.monotonic() - died_at < REATTACH_TIMEOUT_S + PATIENCE_S
             await asyncio.sleep(1.0)
             assert await running.count() == 2
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(PATIENCE_S):
                 assert (await anext(lines)).startswith("id: ")
         for number in (2, 3):
             assert (await client.post(f"{two}/v1/requests/{ids[number][0]}/cancel")).status_code == 200
@@ -267,7 +268,7 @@ async def test_background_responses_survive_the_death_of_their_router(fragile: L
         assert [event["sequence_number"] for event in told] == list(range(len(told)))
         assert "".join(event.get("delta", "") for event in told) == LONG
         for kept in (silent, response_id):
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(90.0):
                 while True:
                     response = (await client.get(f"{two}{path}/{kept}")).json()
                     if response["status"] not in ("queued", "in_progress"):

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.e2e.api import MODEL
 from tests.e2e.launcher import Launched, launched
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.timeout(600)]
 
 WEATHER = {
     "type": "object",

@@ -17,6 +17,7 @@ import httpx
 
 from headrace_shared.broker import NatsServer
 from tests.integration.deployment import Client, Deployment, free_port
+from tests.patience import PATIENCE_S
 
 KINDS = ("worker", "scheduler", "router")
 
@@ -99,7 +100,7 @@ class Fleet:
         await self.deployment.kill(self.id_of(place))
         await self.start(place)
 
-    async def stop(self, place: str, timeout_s: float = 40.0) -> tuple[int, float]:
+    async def stop(self, place: str, timeout_s: float = 2 * PATIENCE_S) -> tuple[int, float]:
         """SIGTERM. Returns the exit code and how long it took."""
         started_at = time.monotonic()
         code = await self.deployment.stop(self.id_of(place), timeout_s)

@@ -4,6 +4,7 @@ import asyncio
 import random
 from typing import Any, NamedTuple
 
+from headrace_shared.quantiles import quantile
 from tests import prompts
 from tests.e2e.api import TEXT
 from tests.faults.crowd import Call, Crowd
@@ -16,6 +17,8 @@ class Job(NamedTuple):
     body: dict[str, Any]
     expected: dict[int, tuple[str, str | None]]
     """Of an uninterrupted run."""
+    stall_s: float = 0.0
+    """The longest in it."""
 
 
 def bodies(max_tokens: int) -> list[dict[str, Any]]:
@@ -33,7 +36,7 @@ async def uninterrupted(urls: list[str], max_tokens: int) -> list[Job]:
     calls = await asyncio.gather(*(crowd.ask(TEXT, body) for body in bodies(max_tokens)))
     for call in calls:
         assert call.is_complete and not call.problem and call.num_connections == 1, call
-    return [Job(call.body, call.outcome()) for call in calls]
+    return [Job(call.body, call.outcome(), max(call.stalls_s)) for call in calls]
 
 
 class Verdict(NamedTuple):
@@ -56,7 +59,7 @@ def judge(done: list[tuple[Call, Job]]) -> Verdict:
     lost = [call for call, _ in done if call.problem or not call.is_complete]
     wrong = [(call, job) for call, job in done if call not in lost and call.outcome() != job.expected]
     truncated = [(call, job) for call, job in wrong if _is_shorter(call, job)]
-    longest = sorted(max(call.stalls_s, default=0.0) for call, _ in done)
+    stalls_s = [max(call.stalls_s, default=0.0) for call, _ in done]
     problems = [f"{call.problem or 'incomplete'} after {call.num_connections} connections" for call in lost]
     problems += [f"{call.outcome()} is not {job.expected}" for call, job in wrong]
     return Verdict(
@@ -66,8 +69,8 @@ def judge(done: list[tuple[Call, Job]]) -> Verdict:
         num_wrong=len(wrong) - len(truncated),
         num_clean_cuts=sum(call.num_clean_cuts for call, _ in done),
         num_reconnections=sum(call.num_connections - 1 for call, _ in done),
-        stall_p99_s=longest[min(len(longest) - 1, int(0.99 * len(longest)))] if longest else 0.0,
-        stall_max_s=longest[-1] if longest else 0.0,
+        stall_p99_s=quantile(stalls_s, 0.99) if stalls_s else 0.0,
+        stall_max_s=max(stalls_s, default=0.0),
         problems=problems,
     )
 

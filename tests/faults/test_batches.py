@@ -18,7 +18,7 @@ from tests.faults.fleet import Fleet
 from tests.faults.script import MODEL, shape
 from tests.integration.deployment import until_empty
 
-pytestmark = [pytest.mark.nats, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nats, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 NUM_LINES = 60
 NUM_TOKENS = 24

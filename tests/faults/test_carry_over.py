@@ -19,18 +19,17 @@ from tests.faults.fleet import Fleet, Shape
 from tests.faults.jobs import MODEL
 from tests.integration.deployment import until
 
-pytestmark = [pytest.mark.nats, pytest.mark.model, pytest.mark.e2e, pytest.mark.timeout(580)]
+pytestmark = [pytest.mark.nats, pytest.mark.model, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SHAPE = Shape(
     MODEL,
     routers=1,
     schedulers=1,
     workers=1,
-    router={"stall_timeout_s": 300},  # a worker's start is all that is waited for, however slow the machine
     worker={"num_threads": 1, "dtype": "float32", "context": 1024, "num_blocks": 1024},
 )
 STORY = "Once upon a time there was a mill by a river, and"
-NUM_TOKENS = 60
+NUM_TOKENS = 40
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": (TEXT, {"temperature": 0}),
     "seed": (TEXT, {"temperature": 1, "seed": 7, "top_p": 0.9, "top_k": 50, "min_p": 0.02}),
@@ -42,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "echo with logprobs": (TEXT, {"temperature": 0, "echo": True, "logprobs": 2}),
     "bad words": (TEXT, {"temperature": 1, "seed": 5, "bad_words": ["mill", " the river", "once upon"]}),
     "few tokens": (TEXT, {"temperature": 1, "seed": 5, "allowed_token_ids": list(range(260, 900))}),
-    "bias and min_tokens": (TEXT, {"temperature": 0, "logit_bias": {"28": 3.0}, "min_tokens": 50}),
+    "bias and min_tokens": (TEXT, {"temperature": 0, "logit_bias": {"28": 3.0}, "min_tokens": 34}),
 }
 
 
@@ -85,7 +84,7 @@ async def test_every_kind_of_answer_goes_on_as_if_nothing_had_happened(nats_serv
             wanted[f"{name}, stopped"] = body(name, stop=text[len(text) // 8 : -len(text) // 8])
         again = Crowd(fleet.urls)
         calls = {name: asyncio.create_task(again.ask(*each)) for name, each in wanted.items()}
-        await until(lambda: len(again.calls) == len(wanted) and again.num_events > 20 * len(wanted), 60.0, "tokens")
+        await until(lambda: len(again.calls) == len(wanted) and again.num_events > 13 * len(wanted), what="tokens")
         await fleet.kill("worker-1")
         ends = dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
         seen = await attempts(fleet)

@@ -18,7 +18,7 @@ from tests.integration.deployment import (
     until_empty,
 )
 
-pytestmark = [pytest.mark.nats, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nats, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 DRAIN, PARK, PROMOTE = CommandKind.DRAIN, CommandKind.PARK, CommandKind.PROMOTE
 NUM_TOKENS = 120

@@ -56,7 +56,7 @@ async def test_requests_that_kill_engines_cost_two_workers_each(deployment: Depl
             innocent = await mates(client, 120)
             poison = await client.submit([EXIT_AT, at, 7], max_tokens=100)
             later = [await client.submit(PROMPT, max_tokens=60, seed=seed) for seed in range(4)]
-            await ended(poison, *innocent, *later, timeout_s=40.0)
+            await ended(poison, *innocent, *later)
             await until_empty(client)
             assert len(keeper.deaths) == 2 * number
             assert_given_up(poison)
@@ -77,7 +77,7 @@ async def test_requests_that_make_engines_hang_cost_two_workers_each(deployment:
         await until(lambda: client.gauge("scheduler-1", "num_workers") == NUM_WORKERS, START_S, "adoption")
         innocent = await mates(client, 100)
         poison = [await client.submit([HANG_AT, at, 7], max_tokens=60) for at in (5, 40)]
-        await ended(*poison, *innocent, timeout_s=50.0)
+        await ended(*poison, *innocent)
         await until_empty(client)
         assert len(keeper.deaths) <= 4
         for heard in poison:
@@ -94,7 +94,7 @@ async def test_one_worker_is_enough_to_find_out(deployment: Deployment, client: 
         await until(lambda: client.gauge("scheduler-1", "num_workers") == 1.0, START_S, "adoption")
         poison = await client.submit([EXIT_AT, 2], max_tokens=20)
         others = [await client.submit(PROMPT, max_tokens=40, seed=seed) for seed in range(2)]
-        await ended(poison, *others, timeout_s=30.0)
+        await ended(poison, *others)
         await until_empty(client)
         assert len(keeper.deaths) == 2
         assert_given_up(poison)
@@ -107,7 +107,7 @@ async def test_the_client_gets_a_clean_error(deployment: Deployment, client: Cli
     await deployment.scheduler()
     async with (
         Keeper.of(deployment, 1, step_s=0.005, engine="tests.scripted_text"),
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as api,
+        httpx.AsyncClient(base_url=url, timeout=START_S, trust_env=False) as api,
     ):
         await until_status(api, "/health", 200, START_S)
         script: dict[str, Any] = {"echo": "abc", "exit_at": 4}

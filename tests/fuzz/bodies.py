@@ -6,7 +6,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from headrace_router.batches.lines import BadLine, parse_line
+from headrace_router.batches.lines import BadLine, LineChecker, parse_line
 from headrace_router.files.multipart import MultipartParser, PartBegin, PartData
 from headrace_router.models import ServedModel
 from headrace_router.parsing import parse_body
@@ -16,10 +16,10 @@ from headrace_router.tokenization import TextEncoder
 from headrace_router.validation import validate_chat, validate_completion
 from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import SamplingParams
+from tests.byte_model import make_card
 from tests.fuzz.fuzzing import Target
 from tests.fuzz.mutation import mutate_bytes, mutate_json
 from tests.router.local_chat import local_encoder, rendered
-from tests.router.support import make_card
 
 COMMON: dict[str, Any] = {
     "model": "tiny",
@@ -149,6 +149,16 @@ def _parts(pieces: list[bytes]) -> list[tuple[str, str | None, bytes]] | str:
 
 
 def _line(data: bytes) -> None:
+    """However it is cut, as many lines and errors are found."""
+    random = Random(data)
+    told = []
+    for step in (len(data) or 1, random.randrange(1, 5000)):
+        checker = LineChecker("/v1/completions", 100, 10)
+        for start in range(0, len(data), step):
+            checker.feed(data[start : start + step])
+        checker.end()
+        told.append((checker.num_lines, checker.errors))
+    assert told[0] == told[1]
     parse_line(1, data, "/v1/completions")
 
 

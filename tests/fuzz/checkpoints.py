@@ -26,7 +26,7 @@ from headrace_worker.models.weights import SafetensorsFolder
 from tests.fuzz.fuzzing import Target
 from tests.fuzz.mutation import mutate_bytes, mutate_json
 from tests.worker.checkpoints import SIZES, save_tokenizer
-from tests.worker.test_gguf import write_gguf
+from tests.worker.tiny_gguf import write_gguf
 
 CONFIG: dict[str, Any] = {
     **SIZES,

@@ -1,77 +1,166 @@
-"""Every route of a running router that takes a body, whatever endpoints there are."""
+"""A running router, called in every way that it describes, and sent bytes that are nearly HTTP."""
 
-import json
-import time
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
+from headrace_router.answering import HELD_ID
 from headrace_router.settings import RouterSettings
-from tests.fuzz.bodies import CHATS, TEXTS
-from tests.fuzz.fuzzing import MAX_FAILURES, MAX_INPUT_BYTES, SLOW_S, Failure, Findings
-from tests.fuzz.mutation import mutate_bytes, mutate_json
-from tests.router.support import make_card, running_router, says
+from tests.byte_model import make_card
+from tests.fuzz.cost import Meter, settle_loop
+from tests.fuzz.fuzzing import NUM_ALONE, Findings, is_doubtful
+from tests.fuzz.http_inputs import Operation, Sent, any_bytes, any_call, operations
+from tests.router.batches.batch_support import batch_worker
+from tests.router.scripts import scored_or_embedded
+from tests.router.support import Router, running_router
 
-TOOL: dict[str, Any] = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
-OTHERS: tuple[dict[str, Any], ...] = (
-    {"model": "tiny", "prompt": "a", "add_special_tokens": True},
-    {"model": "tiny", "tokens": [1, 2, 3]},
-    {"model": "tiny", "input": "a", "instructions": "b", "max_output_tokens": 3, "stream": True, "store": False},
-    {"model": "tiny", "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}], "temperature": 1},
-    {"model": "tiny", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 4},
-    {
-        "model": "tiny",
-        "max_tokens": 3,
-        "system": [{"type": "text", "text": "s"}],
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
-        "tools": [TOOL],
-        "tool_choice": {"type": "auto"},
-        "stop_sequences": ["x"],
-    },
-    {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}},
-    {"lora_name": "x", "lora_path": "../../etc"},
-)
-"""Of other endpoints, where they are there; elsewhere they are merely odd."""
-BODIES = [{**body, "n": 1} if "n" in body else body for body in (*CHATS, *TEXTS, *OTHERS)]
-SEEDS: Sequence[bytes] = [json.dumps(body).encode() for body in BODIES]
-TYPES = (*["application/json"] * 4, "multipart/form-data; boundary=x", "text/plain", "")
+RAW = "http: bytes"
+PATIENCE_S, LAST_PATIENCE_S = 20.0, 120.0
+"""By the clock, for a machine that is busy."""
+RAW_S = 0.1
+"""Bytes that begin a request and do not end it get no answer."""
+ONE_IN_RAW = 4
+MAX_IDS = 16
+HANGS = "no answer"
 
 
-async def fuzz_http(random: Random, num_runs: int, findings: Findings) -> None:
-    """A status of 500 is a failure, and so is a connection that breaks."""
+class Reply(NamedTuple):
+    status: int
+    problem: str
+
+
+class HttpFuzzer:
+    """A status of 500 is a failure, and so are a connection that breaks, an answer that takes too long, and an
+    exception that nobody awaits."""
+
+    def __init__(self, router: Router, random: Random, findings: Findings, note: Callable[[bytes], None]) -> None:
+        """`note` is told of each input before it is sent."""
+        self._router, self._random, self._findings, self._note = router, random, findings, note
+        self._ids: deque[str] = deque(maxlen=MAX_IDS)
+        """That answers named."""
+        self._last = b""
+
+    async def run(self, num_runs: int) -> None:
+        described = operations((await self._router.client.get("/openapi.json")).json())
+        with self._listening():
+            for _ in range(num_runs):
+                if self._random.randrange(ONE_IN_RAW):
+                    operation = self._random.choice(described)
+                    await self._call(operation, any_call(self._random, operation, self._ids))
+                else:
+                    await self._send(any_bytes(self._random))
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """To what nobody handles, in callbacks and in tasks."""
+        loop = asyncio.get_running_loop()
+        before = loop.get_exception_handler()
+
+        def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            problem = f"{context.get('message')}: {context.get('exception')!r:.300}"
+            self._findings.fail("http: the event loop", problem, self._last)
+
+        loop.set_exception_handler(on_error)
+        try:
+            yield
+        finally:
+            loop.set_exception_handler(before)
+
+    async def _call(self, operation: Operation, sent: Sent) -> None:
+        async def attempt(patience_s: float) -> Reply:
+            return await self._ask(sent, patience_s)
+
+        await self._measure(operation.name, sent.as_bytes(), attempt)
+
+    async def _send(self, data: bytes) -> None:
+        async def attempt(_: float) -> Reply:
+            return read_raw(await self._exchange(data))
+
+        await self._measure(RAW, data, attempt)
+
+    async def _measure(self, name: str, data: bytes, attempt: Callable[[float], Awaitable[Reply]]) -> None:
+        self._last = data
+        self._note(f"{name} {len(data)}\n".encode() + data)
+        meter = Meter()
+        reply = await attempt(PATIENCE_S)
+        cost = meter.read()
+        spent_s = cost.thread_s
+        if reply.problem == HANGS or (not reply.problem and is_doubtful(cost)):
+            self._findings.num_doubted[name] += 1
+            spent_s = float("inf")
+            for _ in range(NUM_ALONE):
+                await settle_loop()
+                meter = Meter()
+                reply = await attempt(LAST_PATIENCE_S)
+                spent_s = min(spent_s, meter.read().process_s)
+        self._findings.num_accepted[name] += reply.status in range(200, 400)
+        too_much = self._findings.note(name, spent_s, cost.growth_mib)
+        if reply.problem or too_much:
+            self._findings.fail(name, reply.problem or too_much, data)
+
+    async def _ask(self, sent: Sent, patience_s: float) -> Reply:
+        client = self._router.client
+        try:
+            reply = await client.request(
+                sent.method, sent.url, content=sent.data, headers=sent.headers, timeout=patience_s
+            )
+        except httpx.TimeoutException:
+            return Reply(0, HANGS)
+        except httpx.TransportError as error:
+            return Reply(0, f"{type(error).__name__}: {error}")
+        try:
+            self._remember(reply)
+        except ValueError:
+            return Reply(reply.status_code, "an answer that is no JSON")
+        is_bad = reply.status_code >= 500 and reply.status_code != 503
+        return Reply(reply.status_code, f"status {reply.status_code}" if is_bad else "")
+
+    async def _exchange(self, data: bytes) -> bytes:
+        answer = b""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._router.port)
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            writer.write(data)
+            async with asyncio.timeout(RAW_S):
+                while part := await reader.read(1 << 16):
+                    answer += part
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        return answer
+
+    def _remember(self, reply: httpx.Response) -> None:
+        """Raises ValueError."""
+        if not reply.content or not reply.headers.get("content-type", "").startswith("application/json"):
+            return
+        content = reply.json()
+        found = content.get("id") if isinstance(content, dict) else None
+        for known in (found, reply.headers.get(HELD_ID)):
+            if isinstance(known, str):
+                self._ids.append(known)
+
+
+def read_raw(answer: bytes) -> Reply:
+    """`answer`: perhaps several, and perhaps none."""
+    if not answer:
+        return Reply(0, "")
+    head = answer.split(b" ", 2)
+    if head[0] != b"HTTP/1.1" or len(head) < 3:
+        return Reply(0, "an answer that is no HTTP")
+    return Reply(int(head[1]), "status 500" if b"HTTP/1.1 500" in answer else "")
+
+
+async def fuzz_http(
+    random: Random, num_runs: int, findings: Findings, note: Callable[[bytes], None] = lambda _: None
+) -> None:
     settings = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0)
-    async with running_router(says("ok"), settings=settings, card=make_card(context=4096)) as router:
-        routes = await _routes(router.client)
-        for _ in range(num_runs):
-            path = random.choice(routes)
-            data = random.choice(SEEDS)
-            for _ in range(random.choice((0, 1, 1, 2))):
-                data = random.choice((mutate_json, mutate_json, mutate_bytes))(random, data)[:MAX_INPUT_BYTES]
-            await _send(router.client, path, data, random.choice(TYPES), findings)
-
-
-async def _routes(client: httpx.AsyncClient) -> list[str]:
-    paths = (await client.get("/openapi.json")).json()["paths"]
-    return sorted(path.replace("{", "").replace("}", "") for path, methods in paths.items() if "post" in methods)
-
-
-# The scripted worker says tokens, and no embeddings.
-async def _send(client: httpx.AsyncClient, path: str, data: bytes, kind: str, findings: Findings) -> None:
-    name, started_at, problem = f"http: {path}", time.perf_counter(), ""
-    try:
-        reply = await client.post(path, content=data, headers={"content-type": kind} if kind else {})
-        status = reply.status_code
-        findings.num_accepted[name] += status < 400
-        if status >= 500 and status != 503 and not (path == "/v1/embeddings" and "tokens_lost" in reply.text):
-            problem = f"status {status}"
-    except httpx.TransportError as error:
-        problem = f"{type(error).__name__}: {error}"
-    elapsed_s = time.perf_counter() - started_at
-    findings.num_runs[name] += 1
-    findings.slowest_s[name] = max(elapsed_s, findings.slowest_s.get(name, 0.0))
-    if not problem and elapsed_s > 2 * SLOW_S:
-        problem = f"took {elapsed_s:.1f} s"
-    if problem and len(findings.failures) < MAX_FAILURES:
-        findings.failures.append(Failure(name, problem, data))
+    card = make_card(context=4096)
+    async with (
+        running_router(scored_or_embedded, settings=settings, card=card) as router,
+        batch_worker(router, scored_or_embedded),
+    ):
+        await HttpFuzzer(router, random, findings, note).run(num_runs)

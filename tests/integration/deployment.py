@@ -49,8 +49,10 @@ from headrace_shared.subjects import (
     requests_stream,
     tokens_subject,
 )
+from tests.patience import PATIENCE_S
 from tests.queues import request_subject
 from tests.scripted_engine import expected_output
+from tests.search_path import with_tests
 
 MODEL = "scripted"
 PROMPT = list(range(100, 140))
@@ -282,7 +284,7 @@ class Deployment:
         process.kill()
         await process.wait()
 
-    async def stop(self, name: str, timeout_s: float = 30.0) -> int:
+    async def stop(self, name: str, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM; returns the exit code."""
         process = self.processes.pop(name)
         process.terminate()
@@ -318,7 +320,7 @@ class Deployment:
                 *(["-m", *launcher] if launcher else []),
                 "-m",
                 module,
-                env={**os.environ, **environ, **extra},
+                env={**os.environ, "PYTHONPATH": with_tests(os.environ), **environ, **extra},
                 stderr=log,
             )
         self.processes[name] = process
@@ -335,11 +337,11 @@ def free_port() -> int:
 async def status_of(client: httpx.AsyncClient, path: str) -> int:
     """0 while nobody listens there."""
     with contextlib.suppress(httpx.TransportError):
-        return (await client.get(path, timeout=2.0)).status_code
+        return (await client.get(path, timeout=10.0)).status_code
     return 0
 
 
-async def until_status(client: httpx.AsyncClient, path: str, status: int, timeout_s: float = 30.0) -> float:
+async def until_status(client: httpx.AsyncClient, path: str, status: int, timeout_s: float = PATIENCE_S) -> float:
     """Returns the seconds it took."""
     start = time.monotonic()
     while (seen := await status_of(client, path)) != status:
@@ -348,7 +350,7 @@ async def until_status(client: httpx.AsyncClient, path: str, status: int, timeou
     return time.monotonic() - start
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "") -> float:
+async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "") -> float:
     """Waits for a condition; returns the seconds it took."""
     start = time.monotonic()
     while not condition():
@@ -357,13 +359,13 @@ async def until(condition: Callable[[], object], timeout_s: float = 20.0, what: 
     return time.monotonic() - start
 
 
-async def ended(*requests: Heard, timeout_s: float = 30.0) -> None:
+async def ended(*requests: Heard, timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         for heard in requests:
             await heard.ended.wait()
 
 
-async def until_empty(client: Client, timeout_s: float = 10.0) -> None:
+async def until_empty(client: Client, timeout_s: float = PATIENCE_S) -> None:
     """The queue is empty: every message is acknowledged."""
     deadline = time.monotonic() + timeout_s
     while await client.num_queued():

@@ -41,6 +41,7 @@ from headrace_worker.engine_frames import Iteration, Reset, Rest
 from headrace_worker.loop import IterationLoop
 from headrace_worker.mirror import Mirror
 from headrace_worker.session import Session
+from tests.patience import PATIENCE_S
 from tests.queues import request_subject
 from tests.scripted_engine import ScriptedEngine
 
@@ -218,7 +219,7 @@ class World:
     def cancel(self, request_id: RequestId) -> None:
         self.bus.publish(cancel_subject(request_id), codec.encode(Cancel(request_id=request_id)))
 
-    async def ended(self, *request_ids: RequestId, timeout_s: float = 20.0) -> None:
+    async def ended(self, *request_ids: RequestId, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not all(self.endings[request_id] for request_id in request_ids):
             for name, task in self._tasks.items():
@@ -226,7 +227,7 @@ class World:
             assert time.monotonic() < deadline, [key for key in request_ids if not self.endings[key]]
             await asyncio.sleep(0.005)
 
-    async def until_settled(self, timeout_s: float = 10.0) -> None:
+    async def until_settled(self, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while await self.bus.num_messages("REQUESTS"):
             assert time.monotonic() < deadline, "messages left in the queue"

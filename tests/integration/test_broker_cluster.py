@@ -13,11 +13,11 @@ from tests.e2e.api import TEXT, Answer, ask
 from tests.integration.deployment import MODEL, Deployment, until_status
 from tests.nats_cluster import NatsCluster, nats_cluster
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(500)]
 
 REPLICAS = 3
-WAITING_S = 15.0
-"""How long a client waits that must not see an error."""
+WAITING_S = 60.0
+"""For an election on a slow machine. That nobody sees an error of it is what counts."""
 STEP_S = 0.01
 TEXT_ANSWER = "The quick brown fox jumps over the lazy dog. " * 8
 
@@ -35,7 +35,7 @@ class System(NamedTuple):
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[System]:
     """Two routers, two schedulers and two workers on three brokers."""
-    async with nats_cluster(tmp_path / "brokers") as cluster, asyncio.timeout(230):
+    async with nats_cluster(tmp_path / "brokers") as cluster, asyncio.timeout(450):
         deployment = Deployment(cluster, tmp_path)
         apis: list[httpx.AsyncClient] = []
         try:
@@ -47,7 +47,7 @@ async def system(tmp_path: Path) -> AsyncIterator[System]:
                     f"worker-{number}", engine="tests.scripted_text", step_s=STEP_S, nats_replicas=REPLICAS
                 )
             for api in apis:
-                await until_status(api, "/health", 200, timeout_s=60)
+                await until_status(api, "/health", 200, timeout_s=180)
             system = System(cluster, deployment, apis)
             for number in range(2):
                 assert_whole(await system.ask(number))  # all parts of the system have found each other

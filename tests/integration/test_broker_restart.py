@@ -16,6 +16,7 @@ from tests.integration.deployment import (
     until,
     until_empty,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.nats
 
@@ -33,7 +34,7 @@ async def test_the_broker_restarts_while_all_are_idle(
     started_at = time.monotonic()
     after = await client.submit(PROMPT, max_tokens=5)
     await ended(after)
-    assert time.monotonic() - started_at < 6.0
+    assert time.monotonic() - started_at < PATIENCE_S
     assert_complete(after, 5)
 
 
@@ -49,11 +50,9 @@ async def test_the_broker_restarts_in_mid_stream(
     await nats_server.stop()
     await asyncio.sleep(down_s)
     await nats_server.start()
-    started_at = time.monotonic()
-    await ended(*requests, timeout_s=40.0)
+    await ended(*requests)
     await until_empty(client)
     for heard in requests:
         await until(lambda heard=heard: heard.gap is None, what="repair")  # type: ignore[misc]  # a default binds it
         assert_complete(heard, 200)
     await blocks_return(client, "worker-1")
-    assert time.monotonic() - started_at < 25.0

@@ -17,6 +17,7 @@ from tests.integration.deployment import (
     until,
     until_empty,
 )
+from tests.patience import PATIENCE_S
 from tests.scripted_engine import EXIT_AT, HANG_AT
 
 pytestmark = pytest.mark.nats
@@ -86,8 +87,8 @@ async def test_a_stopped_scheduler_hands_over_at_once(deployment: Deployment, cl
     await until(lambda: all(len(heard.outputs.get(0, [])) > 5 for heard in requests[:4]), what="tokens")
     started_at = time.monotonic()
     assert await deployment.stop("scheduler-1") == 0
-    assert time.monotonic() - started_at < 5.0
-    await ended(*requests, timeout_s=12.0)
+    assert time.monotonic() - started_at < 20.0
+    await ended(*requests, timeout_s=PATIENCE_S)
     await until_empty(client)
     for heard in requests:
         assert_complete(heard, 60)
@@ -119,7 +120,7 @@ async def test_a_dead_engine_ends_its_worker_and_the_others_go_on(deployment: De
     second = await deployment.worker("worker-2")
     await until(lambda: client.gauge("scheduler-1", "num_workers") == 2.0, what="adoption")
     poison = await client.submit([EXIT_AT, 5], max_tokens=20)
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_S):
         assert await first.wait() == 1
         assert await second.wait() == 1
     await ended(poison)
@@ -136,7 +137,7 @@ async def test_a_hanging_engine_is_given_up(deployment: Deployment, client: Clie
     await deployment.scheduler(max_losses=0)
     worker = await deployment.worker(hang_timeout_s=1.0)
     hanging = await client.submit([HANG_AT, 5], max_tokens=20)
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_S):
         assert await worker.wait() == 1
     await ended(hanging)
     assert "finished no iteration" in deployment.log("worker-1")

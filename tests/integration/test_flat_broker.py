@@ -50,7 +50,7 @@ class Monitor:
     async def until_held(self, wanted: Held) -> None:
         """Ephemeral consumers of those who left go after a few seconds."""
         held = await self.held()
-        for _ in range(60):
+        for _ in range(240):
             if held == wanted:
                 return
             await asyncio.sleep(0.25)

@@ -21,6 +21,7 @@ from tests.integration.deployment import (
     until,
     until_empty,
 )
+from tests.patience import PATIENCE_S
 from tests.queues import request_subject
 
 pytestmark = pytest.mark.nats
@@ -44,7 +45,8 @@ async def test_a_scheduler_frozen_beyond_the_ack_wait_touches_nothing_that_its_s
     await deployment.scheduler("scheduler-2")
     await until(lambda: "scheduler-2" in client.telemetry, what="the second scheduler")
     deployment.signal("scheduler-1", signal.SIGSTOP)
-    await until(lambda: client.gauge("scheduler-2", "num_requests") == 5.0, timeout_s=2 * ACK_WAIT_S, what="redelivery")
+    in_time_s = ACK_WAIT_S + PATIENCE_S
+    await until(lambda: client.gauge("scheduler-2", "num_requests") == 5.0, timeout_s=in_time_s, what="redelivery")
     before = await consumer_info(client)
     assert before["num_redelivered"] == 3
     deployment.signal("scheduler-1", signal.SIGCONT)

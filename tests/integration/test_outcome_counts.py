@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.deployment import Client, Deployment, until, until_status
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(600)]
 
 PATH = "/v1/completions"
 

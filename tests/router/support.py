@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import httpx
 import msgspec
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headrace_router.service import RouterService
 from headrace_router.settings import RouterSettings
@@ -33,70 +31,13 @@ from headrace_shared.messages import (
 from headrace_shared.model_cards import store_card
 from headrace_shared.service import Service
 from headrace_shared.subjects import ALL_CANCELS, hello_subject, tokens_subject
+from tests.byte_model import CONTEXT, END, MODEL, byte_ids, make_card
 from tests.queues import whole_lane
+from tests.router import described_once
 
-MODEL = "tiny"
-CONTEXT = 256
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MERGES = (("t", "h"), ("th", "e"), ("i", "n"), ("Ġ", "t"), ("|", "im"), ("i", "m"), ("<", "|"), ("e", "r"))
+described_once.install()
 
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"
-    " + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
-def byte_level_tokenizer(special: Sequence[str] = SPECIAL) -> Tokenizer:
-    """All bytes, a few merges, and special tokens behind them."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [pair for pair in MERGES if pair != ("|", "im")]
-    vocabulary = {char: i for i, char in enumerate(alphabet)}
-    for left, right in merges:
-        vocabulary[left + right] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    return tokenizer
-
-
-def token_id(tokenizer: Tokenizer, token: str) -> int:
-    found = tokenizer.token_to_id(token)
-    assert found is not None, token
-    return int(found)
-
-
-END = token_id(byte_level_tokenizer(), "<|im_end|>")
-
-
-def make_card(**changes: Any) -> ModelCard:
-    tokenizer = byte_level_tokenizer()
-    card = ModelCard(
-        model=MODEL,
-        tokenizer=tokenizer.to_str().encode(),
-        vocab_size=tokenizer.get_vocab_size(),
-        context=CONTEXT,
-        eos_token_ids=(END,),
-        eos_token="<|im_end|>",
-        chat_template=CHATML,
-        created=1_700_000_000,
-    )
-    return msgspec.structs.replace(card, **changes)
-
-
-def byte_ids(text: str) -> list[int]:
-    """One token a byte."""
-    alphabet = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    characters = byte_characters()
-    return [alphabet[characters[byte]] for byte in text.encode()]
-
-
-def byte_characters() -> dict[int, str]:
-    """What stands for each byte in a byte-level vocabulary."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
+MESSAGES = [{"role": "user", "content": "Hi"}]
 
 Script = Callable[["ScriptedWorker", Request], Awaitable[None]]
 
@@ -188,6 +129,10 @@ class ScriptedWorker:
             return
         self.publish(request, RequestEnded(request_id=request.request_id, outcome=outcome, code=code, message=message))
         await self.bus.acknowledge(delivery.ack_subject)
+
+    async def lose(self, request: Request) -> None:
+        """Takes it out of the queue without a word, as nobody may."""
+        await self.bus.acknowledge(self._deliveries.pop(request.request_id).ack_subject)
 
     def _on_cancel(self, message: Message) -> None:
         cancel = decode(message.data, Cancel)
@@ -298,7 +243,7 @@ async def _until_model(client: httpx.AsyncClient, running: "asyncio.Task[int]") 
     raise AssertionError("the router never knew its model")
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     for _ in range(int(timeout_s / 0.01)):
         if condition():
             return
@@ -320,7 +265,3 @@ def sse_events(text: str) -> list[Any]:
 
 def prompt_of(request: Request) -> list[int]:
     return list(unpack_ids(request.prompt))
-
-
-def raw_connection(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=5.0)

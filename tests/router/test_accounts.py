@@ -25,9 +25,9 @@ from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import Request
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import ACCOUNTS, bucket_stream, bucket_subject
+from tests.router.keys import add_key, until_known
+from tests.router.resumable import TEXT, body
 from tests.router.support import ScriptedWorker, running_router, until
-from tests.router.test_resume import TEXT, body
-from tests.router.test_tenants import add_key, until_known
 
 NOON = 1_800_014_400.0
 PATIENCE_S = 10.0

@@ -16,8 +16,9 @@ from headrace_shared.codec import encode
 from headrace_shared.fleet_messages import AdapterRecord, Hello, LoadedAdapter, WorkerState
 from headrace_shared.messages import WorkerId
 from headrace_shared.subjects import ADAPTERS, adapter_key
-from tests.router.support import MODEL, Router, running_router, says
-from tests.router.test_tenants import add_key
+from tests.byte_model import MODEL
+from tests.router.keys import add_key
+from tests.router.support import Router, running_router, says
 
 POET = AdapterRecord(name="poet", model=MODEL, path="poet", digest="d1", created=1)
 

@@ -1,6 +1,7 @@
 """The endpoints over a real socket, with a scripted worker."""
 
-from tests.router.support import MODEL, prompt_of, running_router, says, sse_events
+from tests.byte_model import MODEL
+from tests.router.support import prompt_of, running_router, says, sse_events
 
 
 async def test_chat_whole_answer() -> None:

@@ -22,7 +22,8 @@ from headrace_shared.messages import (
     StopParams,
 )
 from headrace_shared.subjects import ALL_ATTACHED, attached_subject
-from tests.router.support import MODEL, until
+from tests.byte_model import MODEL
+from tests.router.support import until
 
 A = RequestId("a" * 32)
 B = RequestId("b" * 32)

@@ -11,7 +11,9 @@ import pytest
 from headrace_router.http_protocol import BoundedHttpProtocol
 from headrace_router.settings import RouterSettings
 from headrace_shared.message_sizes import largest_message
-from tests.router.support import CHATML, CONTEXT, MODEL, Router, make_card, raw_connection, running_router, says
+from tests.byte_model import CHATML, CONTEXT, MODEL, make_card
+from tests.router.raw_http import raw_connection
+from tests.router.support import Router, prompt_of, running_router, says
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 KEYS = {"message", "type", "param", "code"}
@@ -48,6 +50,7 @@ def assert_refused(reply: httpx.Response, status: int, param: str | None = None,
         ({"messages": []}, 400, "messages", None),
         ({"messages": "hi"}, 400, "messages", "invalid_type"),
         ({"max_tokens": -1}, 400, "max_tokens", None),
+        ({"max_tokens": 10**400}, 400, "max_tokens", None),
         ({"temperature": "hot"}, 400, "temperature", "invalid_type"),
         ({"logit_bias": {"266": 1}}, 400, "logit_bias", None),
         ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, 400, "messages", "context_length_exceeded"),
@@ -111,6 +114,25 @@ async def test_paths_and_methods(router: Router) -> None:
     assert (await router.client.get("/docs")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "; did you mean /v1/chat/completions?"),
+        ("/v1/v1/messages", "; did you mean /v1/messages?"),
+        ("/v1/completions/", "; did you mean /v1/completions?"),
+        ("/v1/health", "; did you mean /health?"),
+        ("/v1", "."),
+        ("/%7Bx%7D", "."),
+    ],
+)
+async def test_a_path_with_a_part_too_many_or_too_few_is_answered_with_the_right_one(
+    router: Router, path: str, meant: str
+) -> None:
+    reply = await router.client.post(path, json={})
+    assert_refused(reply, 404, code="not_found")
+    assert reply.json()["error"]["message"].endswith(meant)
+
+
 async def test_a_declared_body_over_the_limit_is_refused_before_it_is_read(router: Router) -> None:
     def send_head() -> bytes:
         with raw_connection(router.port) as connection:
@@ -126,7 +148,7 @@ async def test_a_declared_body_over_the_limit_is_refused_before_it_is_read(route
 async def test_an_undeclared_body_over_the_limit_is_refused(router: Router) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(50):
-            yield b" " * 100_000
+            yield b"{" * 100_000
 
     reply = await router.client.post("/v1/completions", content=pieces(), headers={"content-type": "application/json"})
     assert_refused(reply, 413, code="payload_too_large")
@@ -310,6 +332,29 @@ async def test_an_empty_prompt_starts_from_the_beginning_of_text_token() -> None
         for bad in empty:
             reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": bad})
             assert_refused(reply, 400, "prompt")
+
+
+async def test_whether_a_prompt_begins_with_the_beginning_of_text_token_is_the_clients_choice() -> None:
+    card = make_card(adds_bos=True, bos_token="<|endoftext|>")
+    async with running_router(says("ok"), card=card) as router:
+        (bos,) = await prompt_ids(router, "/v1/completions", prompt="")
+        for path, fields, default in (
+            ("/v1/completions", {"prompt": "abc"}, True),
+            ("/v1/chat/completions", {"messages": MESSAGES}, False),
+        ):
+            begins = [
+                (await prompt_ids(router, path, **fields, add_special_tokens=wish))[0] == bos
+                for wish in (None, True, False)
+            ]
+            assert begins == [default, True, False], path
+        nothing = {"model": MODEL, "prompt": "", "add_special_tokens": False}
+        assert_refused(await router.client.post("/v1/completions", json=nothing), 400, "prompt")
+
+
+async def prompt_ids(router: Router, path: str, **fields: Any) -> list[int]:
+    reply = await router.client.post(path, json={"model": MODEL, **fields})
+    assert reply.status_code == 200, reply.text
+    return prompt_of(router.worker.requests[-1])
 
 
 async def test_request_ids_are_ours_and_a_harmless_one_is_echoed() -> None:

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
+from headrace_router import streams
 from headrace_router.settings import RouterSettings
 from headrace_shared.broker import NatsServer
 from headrace_shared.nats_bus import NatsBus
-from tests.router.support import MODEL, Router, Script, running_router, says, sse_events, until
+from headrace_shared.subjects import requests_stream
+from tests.byte_model import MODEL
+from tests.router.support import Router, Script, running_router, says, sse_events, until
 
 pytestmark = pytest.mark.nats
 
@@ -68,7 +71,7 @@ async def test_a_restart_between_requests(nats_server: NatsServer) -> None:
         assert reply.status_code == 503
         assert (await router.client.get("/health")).status_code == 503
         await nats_server.start()
-        for _ in range(100):
+        for _ in range(600):
             reply = await router.client.post("/v1/completions", json=BODY)
             if reply.status_code == 200:
                 break
@@ -100,7 +103,7 @@ async def test_a_broker_that_hangs_is_noticed(nats_server: NatsServer) -> None:
             await until(lambda: not router.bus.is_connected)
         finally:
             nats_server.resume()
-        for _ in range(100):
+        for _ in range(600):
             reply = await router.client.post("/v1/completions", json=BODY)
             if reply.status_code == 200:
                 break
@@ -109,8 +112,32 @@ async def test_a_broker_that_hangs_is_noticed(nats_server: NatsServer) -> None:
         await until_empty(router)  # no ghost of the refused one
 
 
+async def test_calls_that_wait_in_a_queue_that_is_lost_are_told_so(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody will ever serve them. What runs already goes on."""
+    monkeypatch.setattr(streams, "CHECK_S", 0.1)
+    async with on_broker(nats_server, says("a" * 30, pause_s=0.1)) as router:
+        running = asyncio.create_task(router.client.post("/v1/completions", json=BODY))
+        await until(lambda: bool(router.worker.requests))
+        router.worker.is_taking = False
+        await asyncio.sleep(0.7)
+        waiting = asyncio.create_task(router.client.post("/v1/completions", json=BODY))
+        for _ in range(500):
+            if await router.bus.num_messages("REQUESTS") == 2:
+                break
+            await asyncio.sleep(0.02)
+        assert isinstance(router.bus, NatsBus)
+        await router.bus._streams.must("STREAM.DELETE.REQUESTS")
+        await router.bus.ensure_stream(requests_stream(10, 1 << 20))
+        reply = await asyncio.wait_for(waiting, 10.0)
+        assert reply.status_code == 503 and int(reply.headers["retry-after"]) <= 3
+        assert reply.json()["error"]["message"] == "The broker has lost the request."
+        assert (await running).json()["choices"][0]["text"] == "a" * 30
+
+
 async def until_empty(router: Router) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if await router.bus.num_messages("REQUESTS") == 0:
             return
         await asyncio.sleep(0.02)

@@ -10,7 +10,8 @@ from headrace_router.browser_guard import Origins
 from headrace_router.host_names import HostNames
 from headrace_router.settings import RouterSettings
 from headrace_shared.errors import ConfigError
-from tests.router.support import MODEL, Router, running_router, says
+from tests.byte_model import MODEL
+from tests.router.support import Router, running_router, says
 
 BODY = {"model": MODEL, "prompt": "a"}
 PATH = "/v1/completions"

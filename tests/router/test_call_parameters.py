@@ -14,27 +14,12 @@ from headrace_router.tokenization import TextEncoder
 from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import FinishReason, Lane, Request, TokenLogprobs, TopLogprob
 from headrace_shared.subjects import REQUESTS
-from tests.router.support import (
-    CHATML,
-    CONTEXT,
-    END,
-    MODEL,
-    Router,
-    ScriptedWorker,
-    byte_ids,
-    byte_level_tokenizer,
-    make_card,
-    prompt_of,
-    running_router,
-    says,
-    sse_events,
-    until,
-)
-from tests.router.test_echo import scored
+from tests.byte_model import CHATML, CONTEXT, END, MODEL, byte_ids, byte_level_tokenizer, make_card
+from tests.router.scripts import scored
+from tests.router.support import MESSAGES, Router, ScriptedWorker, prompt_of, running_router, says, sse_events, until
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "Hi"}]
 BODY = {"model": MODEL, "prompt": "Hi", "max_tokens": 20}
 TOKENIZER = byte_level_tokenizer()
 
@@ -208,6 +193,10 @@ async def test_a_chat_is_tokenized_as_a_call_would_be() -> None:
         ):
             refused = await router.client.post("/tokenize", json={"model": MODEL, **wrong})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+        longest = await router.client.post("/detokenize", json={"model": MODEL, "tokens": [5] * CONTEXT})
+        assert longest.status_code == 200
+        refused = await router.client.post("/detokenize", json={"model": MODEL, "tokens": [5] * (CONTEXT + 1)})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tokens"
         refused = await router.client.post("/detokenize", json={"model": MODEL, "tokens": [5, -1]})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "tokens"
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_router.call_reader import CallReader
+from headrace_router.call_reader import MAX_LEAD_CHARS, CallReader
 from headrace_router.tools import CallFormat, ToolUse
 
-TAGGED, BARE, ARGUMENTS = CallFormat.TAGGED, CallFormat.BARE, CallFormat.ARGUMENTS
+TAGGED, BARE, NAMED, ARGUMENTS = CallFormat.TAGGED, CallFormat.BARE, CallFormat.NAMED, CallFormat.ARGUMENTS
 Calls = list[tuple[str, str]]
 LONG = '{"q": "' + "x" * 40 + '", "deep": {"a": [1, {"b": "}]"}]}}'
 
@@ -54,6 +54,11 @@ CASES: list[tuple[CallFormat, str, str, Calls]] = [
     (TAGGED, '<tool_call>\n{"name": "f", "argu', "=", []),
     (TAGGED, '<tool_call>\n{"name": "f", "arguments": {"a": "b', "", [("f", '{"a": "b')]),
     (BARE, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    (BARE, MAX_LEAD_CHARS * " " + '{"name": "f"}', "", [("f", "{}")]),
+    (BARE, MAX_LEAD_CHARS * " " + ' {"name": "f"}', "=", []),
+    (BARE, (MAX_LEAD_CHARS // 2) * ";\n" + '{"name": "f"}', "", [("f", "{}")]),
+    (BARE, MAX_LEAD_CHARS * ";\n" + '{"name": "f"}', "=", []),
+    (BARE, MAX_LEAD_CHARS * " " + "[TOOL_CALLS]", "=", []),
     (BARE, '{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
     (BARE, '{"name":"f","parameters":{}}; {"name":"g","parameters":{"z":1}}', "", [("f", "{}"), ("g", '{"z":1}')]),
     (
@@ -76,6 +81,22 @@ CASES: list[tuple[CallFormat, str, str, Calls]] = [
     (BARE, "[1, 2, 3]", "=", []),
     (BARE, "[TOOL", "=", []),
     (BARE, '{"name": "f", "description": "x"}', "=", []),
+    (NAMED, '[TOOL_CALLS]f[ARGS]{"a": 1}', "", [("f", '{"a": 1}')]),
+    (NAMED, f"Let me see.[TOOL_CALLS]g[CALL_ID]a1B2c3D4e[ARGS]{LONG}", "Let me see.", [("g", LONG)]),
+    (
+        NAMED,
+        '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}\n [TOOL_CALLS]g{"\\"}": {"b": [{}]}}\n',
+        "",
+        [("f", '{"a": "[TOOL_CALLS]"}'), ("g", '{"\\"}": {"b": [{}]}}')],
+    ),
+    (NAMED, "[TOOL_CALLS] f [ARGS] {} Done. ", " Done. ", [("f", "{}")]),
+    (NAMED, "No call: {}", "=", []),
+    (NAMED, "[TOOL_CALLS]h[ARGS]{}", "=", []),
+    (NAMED, "[TOOL_CALLS]f[ARGS", "=", []),
+    (NAMED, "[TOOL_CALLS]f and so on " + "x" * 300, "=", []),
+    (NAMED, "[TOOL_CALLS][TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]", [("f", "{}")]),
+    (NAMED, '[TOOL_CALLS]f[ARGS]{"a": "cut', "", [("f", '{"a": "cut')]),
+    (NAMED, "[TOOL", "=", []),
     (ARGUMENTS, '{"a": 1}', "", [("f", '{"a": 1}')]),
     (ARGUMENTS, "", "", []),
 ]
@@ -101,6 +122,9 @@ _PIECES = st.sampled_from(
     [
         "<tool_call>",
         "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "f",
         "{",
         "}",
         '"name"',
@@ -119,7 +143,7 @@ _PIECES = st.sampled_from(
 
 
 @settings(max_examples=500)
-@given(st.sampled_from([TAGGED, BARE]), st.lists(_PIECES, max_size=25))
+@given(st.sampled_from([TAGGED, BARE, NAMED]), st.lists(_PIECES, max_size=25))
 def test_without_a_call_every_character_is_shown(form: CallFormat, pieces: list[str]) -> None:
     text, calls, _ = read(form, [*pieces, ""])
     assert calls or text == "".join(pieces)

@@ -10,39 +10,11 @@ import httpx
 import pytest
 
 from headrace_router.settings import RouterSettings
-from headrace_shared.codec import decode
-from headrace_shared.messages import CancelReason, LogMessage, Outcome, Request, RequestEnded
-from headrace_shared.telemetry import REQUESTS_IN_FLIGHT
-from tests.router.support import MODEL, Router, ScriptedWorker, byte_ids, running_router, until
-
-MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-async def endless(worker: ScriptedWorker, request: Request) -> None:
-    for i in range(10_000):
-        worker.frame(request, byte_ids("a"), i)
-        await asyncio.sleep(0.01)
-
-
-async def silent(worker: ScriptedWorker, request: Request) -> None:
-    await asyncio.sleep(100)
-
-
-def ended_events(router: Router) -> list[RequestEnded]:
-    events: list[Any] = [
-        decode(message.data, LogMessage) for message, _ in router.broker.streams["TOKENS"].stored.values()
-    ]
-    return [event for event in events if isinstance(event, RequestEnded)]
-
-
-async def assert_clean(router: Router, outcome: Outcome = Outcome.CANCELLED) -> None:
-    await until(lambda: not router.broker.streams["REQUESTS"].stored)
-    await until(lambda: [event.outcome for event in ended_events(router)] == [outcome])
-    # Nothing more comes.
-    await asyncio.sleep(0.3)
-    assert [event.outcome for event in ended_events(router)] == [outcome]
-    metrics = (await router.client.get("/metrics")).text
-    assert f"{REQUESTS_IN_FLIGHT.name} 0.0" in metrics
+from headrace_shared.messages import CancelReason, Outcome, Request
+from tests.byte_model import MODEL, byte_ids
+from tests.router.endings import assert_clean, ended_events
+from tests.router.scripts import endless, silent
+from tests.router.support import MESSAGES, ScriptedWorker, running_router, until
 
 
 async def test_leaving_a_running_stream() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace_router.capacities import AUTOSCALER_TIMEOUT_S, FIRST_START_S, WORKER_TIMEOUT_S, Capacities
+from headrace_router.capacities import AUTOSCALER_TIMEOUT_S, FIRST_START_S, FORGET_S, WORKER_TIMEOUT_S, Capacities
 from headrace_router.forecast import Mix
 from headrace_shared import telemetry
 from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
@@ -122,3 +122,24 @@ def test_after_an_outage_workers_get_the_time_to_be_heard_again() -> None:
     capacities.on_reconnect(100.0)
     assert capacities.num_ready("m", 101.0) == 1
     assert capacities.num_ready("m", 101.0 + WORKER_TIMEOUT_S) == 0
+
+
+def test_who_wakes_a_model_may_count_on_as_many_places_as_there_were() -> None:
+    """The last worker has left in good order. The next one is not taken for one that runs a single sequence."""
+    capacities = measured()
+    capacities.on_hello(hello(state=WorkerState.DRAINING), 3.0)
+    capacities.on_hello(hello(state=WorkerState.LEAVING), 4.0)
+    capacities.on_figures(plans(max_workers=2, start_s=12.0), 60.0)
+    capacity = capacities.of("m", MIX, 60.0)
+    assert capacity is not None and (capacity.num_places, capacity.num_tokens) == (8, 256)
+    capacities.on_hello(hello("w2", WorkerState.LOADING, max_sequences=0, num_blocks=0), 70.0)
+    capacity = capacities.of("m", MIX, 70.0)
+    assert capacity is not None and capacity.num_places == 8
+
+
+def test_workers_that_died_without_a_word_are_forgotten() -> None:
+    capacities = Capacities()
+    for number in range(500):
+        capacities.on_hello(hello(f"w{number}"), float(number))
+    assert len(capacities._workers) <= FORGET_S + 1
+    assert capacities.num_ready("m", 499.0) == WORKER_TIMEOUT_S + 1

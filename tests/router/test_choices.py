@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from headrace_router.choices import ChoiceText, Delta
 from headrace_router.detokenization import build_vocabulary
 from headrace_shared.messages import FinishReason, RequestId, TokenFrame, TokenLogprobs
-from tests.router.support import END, byte_ids, byte_level_tokenizer
+from tests.byte_model import END, byte_ids, byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 VOCABULARY = build_vocabulary(TOKENIZER.to_str().encode())

@@ -8,8 +8,11 @@ import pytest
 
 from headrace_router.settings import RouterSettings
 from headrace_shared.messages import CancelReason, Outcome
-from tests.router.support import MODEL, Router, running_router, says
-from tests.router.test_cancellation import MESSAGES, assert_clean, endless, silent
+from tests.byte_model import MODEL
+from tests.patience import PATIENCE_S
+from tests.router.endings import assert_clean
+from tests.router.scripts import endless, silent
+from tests.router.support import MESSAGES, Router, running_router, says
 
 SETTINGS = RouterSettings(port=0, drain_delay_s=0.0, request_timeout_s=2.0)
 
@@ -21,11 +24,12 @@ async def ask(router: Router, timeout_s: str, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("script", [endless, silent], ids=["running", "silent"])
 async def test_the_client_says_how_long(script: Any) -> None:
-    async with running_router(script, settings=SETTINGS) as router:
+    patient = RouterSettings(port=0, drain_delay_s=0.0, request_timeout_s=PATIENCE_S)
+    async with running_router(script, settings=patient) as router:
         started = time.monotonic()
         reply = await ask(router, "0.3")
         assert (reply.status_code, reply.json()["error"]["code"]) == (408, "timeout")
-        assert time.monotonic() - started < 1.9
+        assert time.monotonic() - started < PATIENCE_S / 2
         assert [cancel.reason for cancel in router.worker.cancels] == [CancelReason.DEADLINE]
         [request] = router.worker.requests
         assert request.timeout_s == 0.3

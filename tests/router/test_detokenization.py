@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from headrace_router.detokenization import Detokenizer, build_vocabulary
 from headrace_shared.errors import ProtocolError
-from tests.router.support import byte_ids, byte_level_tokenizer, token_id
+from tests.byte_model import byte_ids, byte_level_tokenizer, token_id
 
 TOKENIZER = byte_level_tokenizer()
 VOCABULARY = build_vocabulary(TOKENIZER.to_str().encode())

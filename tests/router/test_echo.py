@@ -1,63 +1,20 @@
 """What an answer shows of its prompt: text, tokens, log-probabilities."""
 
-import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from headrace_shared.messages import FinishReason, Request, TokenFrame, TokenLogprobs, TopLogprob
+from headrace_shared.messages import FinishReason, Request, TokenFrame
 from headrace_shared.subjects import TOKENS
-from tests.router.support import (
-    CONTEXT,
-    END,
-    MODEL,
-    Router,
-    ScriptedWorker,
-    byte_ids,
-    byte_level_tokenizer,
-    make_card,
-    prompt_of,
-    running_router,
-    says,
-    sse_events,
-)
+from tests.byte_model import CONTEXT, END, MODEL, byte_ids, byte_level_tokenizer, make_card
+from tests.router.scripts import score_frames, scored
+from tests.router.support import Router, ScriptedWorker, prompt_of, running_router, says, sse_events
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
 WORDS = "the 🦉 says"
 IDS = byte_level_tokenizer().encode(WORDS).ids
 BODY = {"model": MODEL, "prompt": WORDS, "max_tokens": 20}
-
-
-def score_frames(request: Request, size: int = 3) -> Iterator[TokenFrame]:
-    """Of position p: -p/4, rank p; each alternative a token of its own."""
-    prompt = prompt_of(request)
-    wanted = request.sampling.num_prompt_logprobs
-    if wanted is None:
-        return
-    for start in range(1, len(prompt), size):
-        positions = range(start, min(start + size, len(prompt)))
-        yield TokenFrame(
-            request_id=request.request_id,
-            choice=0,
-            attempt=0,
-            index=start - len(prompt),
-            tokens=tuple(prompt[position] for position in positions),
-            logprobs=tuple(
-                TokenLogprobs(-position / 4, tuple(TopLogprob(rank, -1.0 - rank) for rank in range(wanted)), position)
-                for position in positions
-            ),
-        )
-
-
-async def scored(worker: ScriptedWorker, request: Request) -> None:
-    """Frames come one by one and twice, as a broker may have it."""
-    for frame in score_frames(request):
-        worker.publish(request, frame)
-        worker.publish(request, frame)
-        await asyncio.sleep(0)
-    await says("ab")(worker, request)
 
 
 async def post(router: Router, path: str, **fields: Any) -> Any:

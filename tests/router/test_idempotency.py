@@ -16,8 +16,9 @@ from headrace_shared.errors import QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import Outcome, Request, RequestId
 from headrace_shared.subjects import CALLS, IDEMPOTENCY, TOKENS
+from tests.router.resumable import CHAT, HELD_ID, RESUMABLE, TEXT, body, events_of, two_routers
+from tests.router.scripts import endless
 from tests.router.support import Router, ScriptedWorker, running_router, says, until
-from tests.router.test_resume import CHAT, HELD_ID, RESUMABLE, TEXT, body, endless, events_of, two_routers
 
 KEY = {"Idempotency-Key": "order 7"}
 
@@ -126,13 +127,47 @@ async def test_a_router_that_died_before_it_could_record_the_call(monkeypatch: p
             answer = await whole(routers.b, headers)
             assert answer.json()["choices"][0]["text"] == "abc"
         assert len(routers.a.worker.requests) == 2
+
+
+@pytest.mark.parametrize("outcome", [None, Outcome.CANCELLED, Outcome.FINISHED])
+async def test_a_client_that_comes_back_late_to_a_call_without_a_record(
+    monkeypatch: pytest.MonkeyPatch, outcome: Outcome | None
+) -> None:
+    """As after a long outage. What was never queued, or ended because nobody waited, begins anew; what has run does not
+    run again."""
+
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        if outcome is Outcome.CANCELLED and len(worker.requests) == 1:
+            await worker.end(request, outcome)
+        else:
+            await says("abc")(worker, request)
+
+    async def die(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(call_store, "SAFE_DEDUPE_S", 0.0)
+    async with two_routers(script) as routers:
+        worker = routers.a.worker
         with monkeypatch.context() as patch:
-            patch.setattr("headrace_router.generation.submit", die)
+            if outcome is None:
+                patch.setattr("headrace_router.generation.submit", die)
+            else:
+                patch.setattr(CallStore, "save", die)
             with contextlib.suppress(httpx.HTTPError):
                 await whole(routers.a)
-        monkeypatch.setattr(call_store, "SAFE_DEDUPE_S", 0.0)
+        if outcome is not None:
+            await until(lambda: bool(worker.requests) and not routers.a.broker.streams["REQUESTS"].stored)
         late = await whole(routers.b)
-        assert (late.status_code, late.json()["error"]["code"]) == (410, "answer_expired")
+        if outcome is Outcome.FINISHED:
+            assert (late.status_code, late.json()["error"]["code"]) == (410, "answer_expired")
+            assert len(worker.requests) == 1
+            return
+        assert late.json()["choices"][0]["text"] == "abc"
+        assert len(worker.requests) == (1 if outcome is None else 2)
+        assert (await whole(routers.a)).json() == late.json()
+        monkeypatch.setattr(call_store, "SURE_LOG_S", 0.0)
+        await routers.a.bus.remove(CALLS.name, late.headers[HELD_ID])
+        assert (await whole(routers.b)).status_code == 410, "nobody knows any more whether it ran"
 
 
 async def test_an_answer_that_is_not_kept_any_more() -> None:

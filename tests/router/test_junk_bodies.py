@@ -16,7 +16,7 @@ from headrace_router.responses_api.schemas import ResponsesBody
 from headrace_router.responses_api.translation import FIELD_NAMES, translate
 from headrace_router.validation import validate_chat
 from headrace_shared.errors import InvalidRequest
-from tests.router.support import make_card
+from tests.byte_model import make_card
 
 CARD = make_card(context=4096)
 WORDS = (

@@ -19,9 +19,10 @@ from headrace_shared.api_keys import ApiKey, new_key
 from headrace_shared.codec import encode
 from headrace_shared.errors import Unauthorized
 from headrace_shared.subjects import KEYS
-from tests.router.support import MODEL, Router, running_router, says
-from tests.router.test_http_limits import exchange
-from tests.router.test_tenants import _settings, add_key, until_known
+from tests.byte_model import MODEL
+from tests.router.keys import add_key, strict_settings, until_known
+from tests.router.raw_http import exchange
+from tests.router.support import Router, running_router, says
 
 
 @contextlib.asynccontextmanager
@@ -35,7 +36,7 @@ async def strict(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Router,
         return made[-1]
 
     monkeypatch.setattr(service, "make_app", remember)
-    async with running_router(says("ok"), settings=_settings()) as router:
+    async with running_router(says("ok"), settings=strict_settings()) as router:
         yield router, made[0]
 
 
@@ -68,6 +69,18 @@ def test_secrets_are_compared_as_hashes_and_in_constant_time(monkeypatch: pytest
     assert len(compared) == 3, "also where there is no such key"
     assert all(len(first) == len(second) == 32 for first, second in compared)
     assert made.text[-43:].encode() not in entry.value
+
+
+def test_a_key_that_was_overwritten_by_something_else_stays_until_it_is_revoked() -> None:
+    table, made = KeyTable(are_required=True), new_key()
+    record = ApiKey(key_id=made.key_id, secret_hash=made.secret_hash, name="n", tenant="t", flow=1, created=0)
+    for value in (encode(record), b'{"stream":"KV_MODELS","seq":1}', b""):
+        table.on_change(_Entry(value), made.key_id)  # type: ignore[arg-type]  # only its value is read
+        assert table.identify(f"Bearer {made.text}").key is not None
+    table.on_change(None, made.key_id)
+    table.on_change(_Entry(b"{}"), made.key_id)  # type: ignore[arg-type]  # only its value is read
+    with pytest.raises(Unauthorized):
+        table.identify(f"Bearer {made.text}")
 
 
 class _Entry:

@@ -11,8 +11,9 @@ import pytest
 
 from headrace_router.settings import RouterSettings
 from headrace_shared.messages import FinishReason, Outcome, Request
-from tests.router.support import MODEL, Router, ScriptedWorker, byte_ids, running_router, says, until
-from tests.router.test_tenants import add_key, strict_router, until_known
+from tests.byte_model import MODEL, byte_ids
+from tests.router.keys import add_key, strict_router, until_known
+from tests.router.support import Router, ScriptedWorker, running_router, says, until
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 PATIENCE_S = 1.0

@@ -20,11 +20,14 @@ from headrace_router.parsing import parse_body
 from headrace_router.schemas import ChatBody, CompletionBody, GenerationBody
 from headrace_router.validation import validate_chat, validate_completion
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.messages import Request
-from tests.router.support import MODEL, ScriptedWorker, make_card, running_router, says
-from tests.router.test_echo import scored
-from tests.router.test_embeddings import embed
-from tests.router.test_tenants import add_key, strict_router, until_known
+from headrace_shared.messages import Lane
+from headrace_shared.subjects import ADAPTERS
+from headrace_shared.tasks import end
+from tests.byte_model import MODEL, make_card
+from tests.router.keys import add_key, strict_router, until_known
+from tests.router.scripts import scored_or_embedded
+from tests.router.support import ScriptedWorker, running_router, says
+from tests.router.test_adapters import Loader
 
 CARD = make_card(context=100_000)
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -181,15 +184,21 @@ async def test_every_route_is_described() -> None:
 async def test_schemathesis_finds_nothing() -> None:
     """Valid and invalid calls made from the description, to a router that serves: see `_explore`."""
     async with strict_router(scored_or_embedded, dashboard=False) as router:
-        headers = await add_key(router.bus)
+        headers = await add_key(router.bus, is_admin=True)
         await until_known(router, headers)
+        await router.worker.bus.ensure_bucket(ADAPTERS)
         document = (await router.client.get("/openapi.json", headers=headers)).json()
-        await asyncio.to_thread(_explore, document, f"http://127.0.0.1:{router.port}", headers)
+        patient = ScriptedWorker(router.worker.bus, scored_or_embedded, lane=Lane.BATCH)
+        for serving in (router, router._replace(worker=patient)):
+            # Both speak for the same worker.
+            await router.worker.bus.watch(ADAPTERS.name, Loader(serving).on_change)
+        working = asyncio.create_task(patient.run())
+        try:
+            await asyncio.to_thread(_explore, document, f"http://127.0.0.1:{router.port}", headers)
+        finally:
+            await end(working)
         assert (await router.client.get("/health")).status_code == 200
-
-
-async def scored_or_embedded(worker: ScriptedWorker, request: Request) -> None:
-    await (embed if request.embeds else scored)(worker, request)
+        assert patient.requests and router.worker.requests, "both lanes have had work"
 
 
 def _explore(document: dict[str, Any], url: str, headers: dict[str, str]) -> None:
@@ -199,16 +208,11 @@ def _explore(document: dict[str, Any], url: str, headers: dict[str, str]) -> Non
         model = known["components"]["schemas"][body.__name__]["properties"].get("model")
         if model is not None:
             model["enum"] = [MODEL]
-    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-        del known["paths"][path]  # for administrators, whose workers would have to load something
-    # Nobody takes anything from the batch lane here.
-    for item in known["paths"].values():
-        for described in item.values():
-            described["parameters"] = [each for each in described.get("parameters", ()) if each["name"] != LANE]
-    for schema in known["components"]["schemas"].values():
-        tiers = schema.get("properties", {}).get("service_tier", {}).get("enum", [])
-        if "flex" in tiers:
-            tiers.remove("flex")
+    # Few calls made at random are valid: some of them go where nobody would go by chance.
+    for parameter in known["paths"]["/v1/embeddings"]["post"]["parameters"]:
+        if parameter["name"] == LANE:
+            parameter.update(required=True, schema={"type": "string", "enum": ["batch"]})
+    known["components"]["schemas"]["LoadAdapterBody"]["properties"]["base_model"]["enum"] = [MODEL, None]
     # What depends on the model, and how fields go together, is not in the description: that may be refused. So may
     # what comes too late, or with a key that stands for something else.
     accepted = {"expected-statuses": ["2xx", "400", "404", "408", "409", "413", "422"]}

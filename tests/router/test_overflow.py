@@ -33,5 +33,12 @@ def test_what_makes_no_sense_stops_the_start(pairs: list[str]) -> None:
         parse_overflow(pairs)
 
 
+def test_an_end_above_the_beginning_stops_the_start() -> None:
+    """It would begin and end with every other call."""
+    with pytest.raises(ConfigError, match="overflow_below_s"):
+        Overflow({"large": "small"}, above_s=2.0, below_s=3.0)
+    Overflow({}, above_s=2.0, below_s=3.0)
+
+
 def test_pairs() -> None:
     assert parse_overflow(["large=small", " x/y = z "]) == {"large": "small", "x/y": "z"}

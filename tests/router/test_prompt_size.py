@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace_router.prompt_size import MAX_CHOICES, PromptSize, size_of
+from headrace_router.prompt_size import MAX_CHOICES, MAX_TOKENS, PromptSize, size_of
 from headrace_router.schemas import ChatBody, CompletionBody
 
 
@@ -17,6 +17,7 @@ from headrace_router.schemas import ChatBody, CompletionBody
         ({"prompt": [[1, 2], [3]]}, PromptSize(2, 0, 3, 2, None)),
         ({"prompt": "", "n": -3, "max_tokens": -1}, PromptSize(1, 0, 0, 1, 1)),
         ({"prompt": "a", "n": 10**30}, PromptSize(1, 1, 0, MAX_CHOICES, None)),
+        ({"prompt": "a", "max_tokens": 10**400}, PromptSize(1, 1, 0, 1, MAX_TOKENS)),
     ],
 )
 def test_of_completions(fields: dict[str, Any], size: PromptSize) -> None:

@@ -1,5 +1,7 @@
 """Who may join the queue."""
 
+import math
+
 import pytest
 
 from headrace_router.forecast import Estimate
@@ -14,10 +16,23 @@ def estimate(wait_s: float, answer_s: float = 2.0) -> Estimate:
 
 
 def asked(
-    expected: Estimate | None, depth: Depth = EMPTY, left_s: float = 600.0, *, is_returning: bool = False
+    expected: Estimate | None,
+    depth: Depth = EMPTY,
+    left_s: float = 600.0,
+    *,
+    is_returning: bool = False,
+    others_bear_s: float = math.inf,
 ) -> Refusal | None:
     return judge(
-        expected, depth, Depth(1, 1000.0), LIMITS, left_s=left_s, margin=1.5, spacing_s=0.5, is_returning=is_returning
+        expected,
+        depth,
+        Depth(1, 1000.0),
+        LIMITS,
+        left_s=left_s,
+        margin=1.5,
+        spacing_s=0.5,
+        is_returning=is_returning,
+        others_bear_s=others_bear_s,
     )
 
 
@@ -67,6 +82,17 @@ def test_an_answer_that_would_come_too_late_is_refused() -> None:
     refused = asked(estimate(9.0, answer_s=2.0), left_s=12.0)
     assert refused is not None and refused.obstacle is Obstacle.DEADLINE
     assert refused.free_in_s == pytest.approx((9.1 * 1.5 - 0.8 * (12.0 - 6.0)) / 1.5)
+
+
+def test_a_call_that_can_wait_long_leaves_a_queue_that_others_can_bear() -> None:
+    expected = estimate(8.0, answer_s=2.0)
+    assert asked(expected, left_s=26.0) is None
+    refused = asked(expected, left_s=26.0, others_bear_s=12.0)
+    assert refused is not None and refused.obstacle is Obstacle.DEADLINE
+    assert refused.borne_s == pytest.approx(26.0 - 6.0), "by itself it could wait that long"
+    assert refused.free_in_s == pytest.approx((8.1 * 1.5 - 0.8 * 12.0) / 1.5)
+    assert asked(expected, left_s=26.0, others_bear_s=12.0, is_returning=True) is None
+    assert asked(estimate(4.0, answer_s=2.0), left_s=26.0, others_bear_s=0.1) is None, "but not at any price"
 
 
 def test_a_deadline_that_the_queue_is_not_to_blame_for_is_the_clients_business() -> None:

@@ -36,6 +36,7 @@ def test_a_newcomer_stands_behind_its_own_flow_only() -> None:
     order = order_of([group(number, "large") for number in range(10)])
     assert order.key_of_newcomer(0, "small", 1.0, 100) < order.groups[5].key
     assert order.key_of_newcomer(0, "large", 1.0, 100) > order.groups[-1].key
+    assert order.key_of_newcomer(0, "worthless", 0.0, 100) > order.groups[-1].key
 
 
 def test_runs_keep_everything_in_order_within_the_bound() -> None:

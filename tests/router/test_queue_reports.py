@@ -11,8 +11,9 @@ from headrace_router.model_queue import Place
 from headrace_router.queue_reports import comment, typed_event
 from headrace_router.settings import RouterSettings
 from headrace_shared.messages import RequestId
+from tests.byte_model import MODEL
 from tests.router.fleets import load_of, loads, telling, waiting, worker_figures
-from tests.router.support import MODEL, Router, running_router, says, until
+from tests.router.support import Router, running_router, says, until
 
 SETTINGS = RouterSettings(port=0, drain_delay_s=0.0, queue_report_interval_s=0.1)
 BODY = {"model": MODEL, "prompt": "a", "max_tokens": 5, "stream": True}
@@ -194,7 +195,7 @@ async def test_a_held_call_is_looked_up_at_any_router_to_its_end() -> None:
         status = (await router.client.get(f"/v1/requests/{request_id}?wait=false")).json()
         assert status["status"] == "queued" and status["position"] >= 1
         router.worker.is_taking = True
-        for _ in range(100):
+        for _ in range(1200):
             status = (await router.client.get(f"/v1/requests/{request_id}?wait=false")).json()
             if status["status"] == "completed":
                 break

@@ -18,7 +18,8 @@ from headrace_shared.errors import BusUnavailable, OutcomeUnknown, Overloaded, P
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import Request, RequestId, RouterId, SamplingParams, StopParams
 from headrace_shared.subjects import CANCELS, TOKENS, requests_stream
-from tests.router.support import MODEL, byte_level_tokenizer, running_router, says, until
+from tests.byte_model import MODEL, byte_level_tokenizer
+from tests.router.support import running_router, says, until
 
 VOCABULARY = build_vocabulary(byte_level_tokenizer().to_str().encode())
 
@@ -66,7 +67,7 @@ class Setup:
         ]
 
     async def start(self) -> Generation:
-        for stream in (requests_stream(100, 1_000_000), TOKENS, CANCELS):
+        for stream in (requests_stream(max(100, len(self.requests)), 1_000_000), TOKENS, CANCELS):
             await self.bus.ensure_stream(stream)
         await self.table.start()
         prompts = [Prompt(request, [ChoiceText(VOCABULARY)]) for request in self.requests]
@@ -118,7 +119,9 @@ async def test_a_broker_that_stays_away_is_a_quick_refusal_without_a_trace() -> 
 
 
 @pytest.mark.parametrize("error", [QueueFull("full"), PayloadTooLarge(2, 1)])
-async def test_a_refused_prompt_takes_the_others_of_its_call_back(error: Exception) -> None:
+async def test_a_refused_prompt_takes_the_others_of_its_call_back(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup = Setup([], num_prompts=3)
     generation = await setup.start()
     original = setup.bus.enqueue
@@ -128,7 +131,7 @@ async def test_a_refused_prompt_takes_the_others_of_its_call_back(error: Excepti
             raise error
         return await original(subject, data, **rest)
 
-    setup.bus.enqueue = enqueue  # type: ignore[method-assign]
+    monkeypatch.setattr(setup.bus, "enqueue", enqueue)
     with pytest.raises(type(error)):
         async with generation:
             pass
@@ -138,7 +141,7 @@ async def test_a_refused_prompt_takes_the_others_of_its_call_back(error: Excepti
     assert len(setup.table) == 0
 
 
-async def test_a_client_that_leaves_while_its_request_is_queued() -> None:
+async def test_a_client_that_leaves_while_its_request_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup([])
     generation = await setup.start()
     original = setup.bus.enqueue
@@ -149,7 +152,7 @@ async def test_a_client_that_leaves_while_its_request_is_queued() -> None:
             await asyncio.sleep(10)
         return sequence
 
-    setup.bus.enqueue = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(setup.bus, "enqueue", slow)
     task = asyncio.create_task(generation.__aenter__())
     await asyncio.sleep(0.05)
     task.cancel()

@@ -18,6 +18,7 @@ from headrace_router.rate_limits import (
     reset_s,
     share,
     take,
+    too_much,
 )
 from headrace_shared.api_keys import ApiKey
 
@@ -46,6 +47,16 @@ def test_a_minutes_requests_at_once_and_then_one_at_a_time() -> None:
     assert isinstance(take_one(record, of, NOW + 10.0, Amounts(1)), Taken)
 
 
+def test_a_clock_that_is_set_back_does_not_lock_anybody_out() -> None:
+    of = key(requests_per_minute=6)
+    taken = take_one(AccountRecord(), of, NOW, Amounts(6))
+    assert isinstance(taken, Taken)
+    again = take_one(taken.record, of, NOW - 3600.0, Amounts(6))
+    assert isinstance(again, Taken)
+    assert isinstance(take_one(again.record, of, NOW - 3600.0, Amounts(1)), Refusal)
+    assert isinstance(take_one(taken.record, of, NOW - 1.0, Amounts(1)), Refusal), "clocks may differ a little"
+
+
 def test_no_span_of_time_sees_more_than_the_limit_gives() -> None:
     draw = random.Random(1)
     of, record, now = key(requests_per_minute=30), AccountRecord(), NOW
@@ -70,8 +81,19 @@ def test_tokens_come_back_when_they_were_not_used() -> None:
     assert isinstance(take_one(taken.record, of, NOW, Amounts(tokens=200)), Refusal)
     record = charge(taken.record, of, Amounts(tokens=-850), "r1", NOW)
     assert isinstance(take_one(record, of, NOW, Amounts(tokens=950)), Taken)
-    refused = take_one(AccountRecord(), of, NOW, Amounts(tokens=1001))
-    assert isinstance(refused, Refusal) and refused.is_final
+
+
+def test_what_exceeds_a_limit_by_itself_is_refused_for_good() -> None:
+    of = key(tokens_per_minute=1000, tokens_per_day=500, requests_per_minute=10, max_concurrent=4)
+    assert too_much(of, Amounts(10, 500, 4)) is None and too_much(key(), limited(key(), Amounts(99, 99, 99))) is None
+    for need, limit in (
+        (Amounts(tokens=1001), "tokens"),
+        (Amounts(tokens=501), "day"),
+        (Amounts(requests=11), "requests"),
+        (Amounts(slots=5), "concurrent"),
+    ):
+        refused = too_much(of, need)
+        assert refused is not None and refused.is_final and refused.limit == limit
 
 
 def test_a_days_tokens_are_for_that_day() -> None:

@@ -4,9 +4,10 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.router.keys import add_key, strict_router, until_known
+from tests.router.resumable import CHAT, HELD_ID, body
+from tests.router.scripts import endless
 from tests.router.support import running_router, says
-from tests.router.test_resume import CHAT, HELD_ID, body, endless
-from tests.router.test_tenants import add_key, strict_router, until_known
 
 HOSTILE = ["*", ">", "a.b", "tokens.>", "..", ".", "a\r\nPUB x 0", "a\x00b", "x" * 10_000, "%2e%2e", "$KV.KEYS.>", "ů"]
 

@@ -1,44 +1,20 @@
 """A client that comes back, at whichever router, gets exactly what it missed."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
 
-from headrace_router.settings import RouterSettings
-from headrace_shared.codec import decode
-from headrace_shared.memory_bus import MemoryBus
-from headrace_shared.messages import Audience, CancelReason, FinishReason, LogMessage, Request, RequestEnded, TokenFrame
+from headrace_shared.messages import Audience, CancelReason, FinishReason, Request, TokenFrame
 from headrace_shared.subjects import TOKENS
-from tests.router.support import END, MODEL, Router, Script, ScriptedWorker, byte_ids, running_router, says, until
+from tests.byte_model import END, byte_ids
+from tests.router.resumable import CHAT, HELD_ID, RESUMABLE, TEXT, Event, body, events_of, parse, two_routers
+from tests.router.scripts import endless
+from tests.router.support import Router, Script, ScriptedWorker, says, until
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-RESUMABLE = {"Headrace-Resumable": "true"}
-HELD_ID = "headrace-request-id"
 WORDS = "안녕 🦉 the tin ther! stop here"
-
-
-class Event(NamedTuple):
-    id: str | None
-    data: str
-
-
-def body(path: str, **fields: Any) -> dict[str, Any]:
-    asked = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
-    return {"model": MODEL, "stream": True, "max_tokens": 200, **asked, **fields}
-
-
-def parse(block: str) -> Event | None:
-    lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
-    return Event(lines.get("id"), lines["data"]) if lines else None
-
-
-def events_of(text: str) -> list[Event]:
-    return [event for block in text.split("\n\n") if block and (event := parse(block)) is not None]
 
 
 async def live_events(reply: httpx.Response) -> AsyncIterator[Event]:
@@ -69,25 +45,6 @@ def several(text: str, num_choices: int = 2, pause_s: float = 0.0) -> Script:
             await asyncio.sleep(pause_s)
 
     return script
-
-
-class Routers(NamedTuple):
-    a: Router
-    b: Router
-
-    def ended(self) -> list[RequestEnded]:
-        stored = self.a.broker.streams[TOKENS.name].stored.values()
-        events: list[LogMessage] = [decode(message.data, LogMessage) for message, _ in stored]
-        return [event for event in events if isinstance(event, RequestEnded)]
-
-
-@contextlib.asynccontextmanager
-async def two_routers(script: Script, **settings: Any) -> AsyncIterator[Routers]:
-    each = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0, **settings)
-    async with running_router(script, settings=each) as a:
-        buses = (MemoryBus(a.broker), MemoryBus(a.broker))
-        async with running_router(script, settings=each, buses=buses, has_worker=False) as b:
-            yield Routers(a, b)
 
 
 async def test_ids_are_sent_only_to_clients_that_ask() -> None:
@@ -157,12 +114,6 @@ async def test_a_break_while_tokens_come() -> None:
 
 def _created(data: str) -> str:
     return data.split('"created":')[1].split(",")[0] if "created" in data else "\0"
-
-
-async def endless(worker: ScriptedWorker, request: Request) -> None:
-    for index in range(10_000):
-        worker.frame(request, byte_ids("a"), index)
-        await asyncio.sleep(0.01)
 
 
 async def leave_early(router: Router, **fields: Any) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from headrace_shared.errors import ConfigError, ProtocolError
 from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.model_cards import store_card
-from tests.router.support import CONTEXT, MODEL, make_card, running_router, says, sse_events, until
+from tests.byte_model import CONTEXT, MODEL, make_card
+from tests.router.support import running_router, says, sse_events, until
 
 
 async def test_health_follows_the_workers() -> None:
@@ -87,6 +88,7 @@ async def test_models_are_listed_without_workers_and_their_requests_wait() -> No
         [model] = listing["data"]
         assert (model["id"], model["object"], model["owned_by"]) == (MODEL, "model", "headrace")
         assert model["max_model_len"] == CONTEXT and model["created"] == 1_700_000_000
+        assert model["default_parameters"] == {}
         assert (await router.client.get(f"/v1/models/{MODEL}")).json() == model
         waiting = asyncio.create_task(router.client.post("/v1/completions", json={"model": MODEL, "prompt": "a"}))
         await until(lambda: len(router.broker.streams["REQUESTS"].stored) == 1)
@@ -102,7 +104,7 @@ async def test_a_model_with_a_slash_and_a_new_card() -> None:
         body = {"model": "org/Model-1.5B", "prompt": "a"}
         assert (await router.client.post("/v1/completions", json=body)).status_code == 200
         await store_card(router.bus, make_card(model="org/Model-1.5B", context=100))
-        for _ in range(100):
+        for _ in range(3000):
             if (await router.client.get("/v1/models/org/Model-1.5B")).json()["max_model_len"] == 100:
                 break
             await asyncio.sleep(0.02)
@@ -114,7 +116,7 @@ async def test_a_broken_card_does_not_disturb_the_others() -> None:
     async with running_router(says("ok")) as router:
         await store_card(router.bus, make_card(model="broken", tokenizer=b"{}"))
         await store_card(router.bus, make_card(model="other"))
-        for _ in range(100):
+        for _ in range(3000):
             ids = [model["id"] for model in (await router.client.get("/v1/models")).json()["data"]]
             if "other" in ids:
                 break

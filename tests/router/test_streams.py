@@ -5,22 +5,15 @@ from typing import Any
 
 import pytest
 
+from headrace_router.own_requests import Own, OwnRequests
 from headrace_router.settings import RouterSettings
 from headrace_shared.bus import Message
 from headrace_shared.codec import encode
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import FinishReason, Outcome, Request, TokenFrame
 from headrace_shared.subjects import tokens_subject
-from tests.router.support import (
-    END,
-    MODEL,
-    Router,
-    ScriptedWorker,
-    byte_ids,
-    running_router,
-    says,
-    sse_events,
-)
+from tests.byte_model import END, MODEL, byte_ids
+from tests.router.support import Router, ScriptedWorker, running_router, says, sse_events
 
 TEXT = "안녕하세요 🦉 ř 👨‍👩‍👦"
 
@@ -174,7 +167,15 @@ def lose(worker: ScriptedWorker, request: Request, index: int, text: str, finish
     worker.bus.broker.streams["TOKENS"].append(Message(subject, encode(frame)))
 
 
-async def test_a_gap_is_repaired_from_the_log() -> None:
+async def test_a_gap_is_repaired_from_the_log_and_is_no_second_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Own] = []
+
+    def started(requests: OwnRequests, own: Own, now: float) -> float:
+        begun.append(own)
+        return 0.0
+
+    monkeypatch.setattr(OwnRequests, "started", started)
+
     async def script(worker: ScriptedWorker, request: Request) -> None:
         worker.frame(request, byte_ids("ab"), 0)
         lose(worker, request, 2, "c")
@@ -188,6 +189,7 @@ async def test_a_gap_is_repaired_from_the_log() -> None:
         events = await stream(router)
         assert text_of(events) == "abcdefg"
         assert finishes(events) == [(0, "length")]
+    assert len(begun) == 1, "the time of each would be taken for one to the first token"
 
 
 async def test_lost_last_frames_are_found_when_it_gets_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,16 +286,49 @@ async def test_a_failed_request(outcome: Outcome, code: str, status: int) -> Non
         assert f'headrace_requests_total{{model="tiny",outcome="{error["code"]}"}} 2.0' in metrics
 
 
-async def test_silence_is_an_error() -> None:
+async def test_an_attempt_that_was_given_up_is_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as silence: what the log has of it helps, and if that is nothing new, the call ends."""
+    monkeypatch.setattr("headrace_router.watchdog.LOOK_AFTER_S", 0.2)
+
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        worker.frame(request, byte_ids("ab"), 0, attempt=2)
+        await worker.lose(request)
+        while True:
+            worker.frame(request, byte_ids("abcd"), 0, attempt=1)
+            await asyncio.sleep(0.02)
+
+    settings = RouterSettings(port=0, drain_delay_s=0.0, stall_timeout_s=0.6)
+    async with running_router(script, settings=settings) as router:
+        events = await stream(router)
+        assert text_of(events) == "abcd"
+        assert events[-2]["error"]["code"] == "stalled"
+
+
+async def test_silence_is_waited_for_while_the_queue_holds_the_request() -> None:
+    """A machine may be slow, and a place in a batch taken by others, for any time."""
+
+    async def script(worker: ScriptedWorker, request: Request) -> None:
+        worker.frame(request, byte_ids("a"), 0)
+        await asyncio.sleep(1.0)
+        worker.frame(request, byte_ids("b"), 1, finish=FinishReason.LENGTH)
+
+    settings = RouterSettings(port=0, drain_delay_s=0.0, stall_timeout_s=0.2)
+    async with running_router(script, settings=settings) as router:
+        events = await stream(router)
+        assert text_of(events) == "ab" and finishes(events) == [(0, "length")]
+
+
+async def test_silence_of_what_the_queue_does_not_hold_is_an_error() -> None:
     async def script(worker: ScriptedWorker, request: Request) -> None:
         worker.frame(request, byte_ids("ab"), 0)
+        await worker.lose(request)
         await asyncio.sleep(100)
 
     settings = RouterSettings(port=0, drain_delay_s=0.0, stall_timeout_s=0.3)
     async with running_router(script, settings=settings) as router:
         events = await stream(router)
         assert events[-2]["error"]["code"] == "stalled"
-        assert finishes(events) == []
+        assert text_of(events) == "ab" and finishes(events) == []
 
 
 async def test_logprobs_of_completions() -> None:

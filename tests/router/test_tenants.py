@@ -1,8 +1,6 @@
 """Who gets in, who sees what, and what the routers agree on about it."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,48 +13,19 @@ from headrace_router.presence import Presence
 from headrace_router.routes import make_router
 from headrace_router.settings import RouterSettings
 from headrace_shared.api_keys import ApiKey, Priority, new_key
-from headrace_shared.bus import Bus
-from headrace_shared.codec import encode
 from headrace_shared.errors import LimitReached
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.messages import Lane
 from headrace_shared.subjects import KEYS, REQUESTS, Queue
-from tests.router.support import MODEL, Router, Script, running_router, says, until
-from tests.router.test_resume import CHAT, HELD_ID, TEXT, body, endless, two_routers
-
-
-async def add_key(bus: Bus, **fields: Any) -> dict[str, str]:
-    """Headers with a new key."""
-    made = new_key()
-    given: dict[str, Any] = {"name": "web", "tenant": "acme", "flow": 1, "created": 1} | fields
-    record = ApiKey(key_id=made.key_id, secret_hash=made.secret_hash, **given)
-    await bus.create(KEYS.name, record.key_id, encode(record))
-    return {"Authorization": f"Bearer {made.text}"}
-
-
-@contextlib.asynccontextmanager
-async def strict_router(script: Script, **settings: Any) -> AsyncIterator[Router]:
-    broker = MemoryBroker()
-    buses = (MemoryBus(broker), MemoryBus(broker))
-    async with running_router(script, buses=buses, settings=_settings(**settings)) as router:
-        yield router
-
-
-def _settings(**changes: Any) -> RouterSettings:
-    return RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=5.0, require_keys=True, **changes)
+from tests.byte_model import MODEL
+from tests.router.keys import add_key, strict_router, until_known
+from tests.router.resumable import CHAT, HELD_ID, TEXT, body, two_routers
+from tests.router.scripts import endless
+from tests.router.support import Router, running_router, says, until
 
 
 async def ask(router: Router, headers: dict[str, str], **fields: Any) -> httpx.Response:
     return await router.client.post(TEXT, json=body(TEXT, stream=False, **fields), headers=headers)
-
-
-async def until_known(router: Router, headers: dict[str, str], *, sees_model: bool = True) -> None:
-    async with asyncio.timeout(5.0):
-        while True:
-            reply = await router.client.get("/v1/models", headers=headers)
-            if reply.status_code == 200 and bool(reply.json()["data"]) is sees_model:
-                return
-            await asyncio.sleep(0.01)
 
 
 async def test_everything_is_closed_but_what_is_named() -> None:
@@ -139,7 +108,7 @@ async def test_requests_carry_their_tenant_class_and_salt_into_its_own_queue() -
         assert (await ask(router, headers, cache_salt="own")).status_code == 200
         waiting = asyncio.create_task(ask(router, headers | {"Headrace-Lane": "batch"}))
         queued = Queue(MODEL, Lane.BATCH, 3).subject
-        for _ in range(200):
+        for _ in range(6000):
             if await router.bus.read(REQUESTS, queued, 2):
                 break
             await asyncio.sleep(0.01)
@@ -187,6 +156,69 @@ async def test_limits_are_told_and_kept() -> None:
         huge = await ask(router, headers, max_tokens=200, n=8)
         assert huge.status_code == 429 and huge.json()["error"]["code"] == "request_exceeds_limit"
         assert huge.headers["x-should-retry"] == "false"
+
+
+async def test_every_answer_to_every_prompt_counts_as_a_request() -> None:
+    async with running_router(says("abc")) as router:
+        headers = await add_key(router.bus, requests_per_minute=12, max_concurrent=6)
+        await until_known(router, headers)
+
+        async def asked(left: int, **fields: Any) -> tuple[int, str]:
+            """A request comes back every five seconds."""
+            reply = await ask(router, headers, **fields)
+            assert left <= int(reply.headers["x-ratelimit-remaining-requests"]) <= left + 1, fields
+            return reply.status_code, "" if reply.status_code == 200 else reply.json()["error"]["code"]
+
+        assert await asked(6, prompt=["a", "b"], n=3) == (200, "")
+        assert await asked(6, n=7) == (429, "request_exceeds_limit")
+        assert await asked(6, prompt=["a"] * 13) == (429, "request_exceeds_limit")
+        assert await asked(2, n=4) == (200, "")
+        assert await asked(2, n=6) == (429, "rate_limit_exceeded")
+        assert await asked(1, n=2, temperature=-1.0) == (400, "invalid_value")
+        assert await asked(0) == (200, ""), "of what was not valid all but one request came back"
+
+
+async def test_a_call_that_is_tried_in_several_forms_counts_once() -> None:
+    """Whoever asks the Messages API for more than there is room for gets what there is; a conversation that does not
+    fit is shortened where that is wanted."""
+    said = [{"role": "user", "content": "x" * 100}, {"role": "assistant", "content": "y" * 100}]
+    long = [*said * 3, {"role": "user", "content": "Hi"}]
+    asked: tuple[tuple[str, dict[str, Any], int], ...] = (
+        ("/v1/messages", {"messages": said[:1], "max_tokens": 100_000}, 200),
+        ("/v1/responses", {"input": long, "truncation": "auto", "store": False}, 200),
+        ("/v1/responses", {"input": long, "store": False}, 400),
+    )
+    async with running_router(says("abc")) as router:
+        for path, fields, status in asked:
+            headers = await add_key(router.bus, requests_per_minute=10)
+            await until_known(router, headers)
+            reply = await router.client.post(path, json={"model": MODEL, **fields}, headers=headers)
+            assert reply.status_code == status, reply.text
+            left = (await router.client.get("/v1/models", headers=headers)).headers["x-ratelimit-remaining-requests"]
+            assert left in ("9", "10"), (path, left)
+
+
+async def test_every_answer_that_is_running_has_a_place() -> None:
+    async with running_router(endless) as router:
+        headers = await add_key(router.bus, max_concurrent=5)
+        await until_known(router, headers)
+        first = asyncio.create_task(ask(router, headers, n=3))
+        await until(lambda: len(router.worker.requests) == 1)
+        assert "at once" in (await ask(router, headers, n=3)).json()["error"]["message"]
+        second = asyncio.create_task(ask(router, headers, prompt=["a", "b"]))
+        await until(lambda: len(router.worker.requests) == 3)
+        assert (await ask(router, headers)).status_code == 429
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        async with asyncio.timeout(5.0):
+            while True:
+                last = asyncio.create_task(ask(router, headers, n=5))
+                await asyncio.wait({last}, timeout=0.2)
+                if not last.done():
+                    break
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
 
 
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -14,7 +14,7 @@ from headrace_router.choices import ChoiceDelta, ChoiceText, Delta, Usage
 from headrace_router.detokenization import Vocabulary, build_vocabulary
 from headrace_router.responses import Formatter, Identity, to_json, usage_object
 from headrace_shared.messages import FinishReason, RequestId, TokenFrame
-from tests.router.support import SPECIAL, byte_characters
+from tests.byte_model import SPECIAL, byte_characters
 
 NUM_ANSWERS = 3000
 TEXTS = (
@@ -180,6 +180,11 @@ def test_stop_strings_are_cut_exactly_wherever_tokens_and_frames_end(kind: Kind)
     assert num_matched > NUM_ANSWERS // 3
 
 
+def answer(kind: Kind, form: AnswerForm) -> tuple[ChoiceText, Formatter]:
+    choice = ChoiceText(kind.vocabulary, stops=form.stop_strings, include_stop=form.include_stop, keeps_ids=True)
+    return choice, Formatter(Identity("id", 1, "m"), kind.vocabulary, form, num_logprobs=None)
+
+
 @pytest.mark.parametrize("is_chat", [False, True], ids=["completion", "chat"])
 def test_streamed_and_whole_answers_are_the_same_text(kind: Kind, is_chat: bool) -> None:
     rng = random.Random(4)
@@ -196,15 +201,9 @@ def test_streamed_and_whole_answers_are_the_same_text(kind: Kind, is_chat: bool)
             include_stop=include,
             returns_ids=True,
         )
-
-        def answer() -> tuple[ChoiceText, Formatter]:
-            identity = Identity("id", 1, "m")
-            choice = ChoiceText(kind.vocabulary, stops=stops, include_stop=include, keeps_ids=True)  # noqa: B023
-            return choice, Formatter(identity, kind.vocabulary, form, num_logprobs=None)  # noqa: B023
-
-        choice, formatter = answer()
+        choice, formatter = answer(kind, form)
         whole = _json(formatter.whole([pushed(choice, cut(rng, ids))], usage_object(Usage(1, 1, 0))))["choices"][0]
-        choice, formatter = answer()
+        choice, formatter = answer(kind, form)
         chunks = []
         for number, delta in enumerate(pushed(choice, cut(rng, ids)), 1):
             chunk = formatter.chunk(ChoiceDelta(0, delta, number), msgspec.UNSET)

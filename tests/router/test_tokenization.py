@@ -14,8 +14,8 @@ from headrace_router.chat_template import ChatTemplate
 from headrace_router.templates import TemplateSpec
 from headrace_router.tokenization import PromptPool, TextEncoder
 from headrace_shared.errors import InvalidRequest, Overloaded, ProtocolError
+from tests.byte_model import CHATML, SPECIAL, byte_level_tokenizer, make_card, token_id
 from tests.router.local_chat import chat_ids, local_encoder
-from tests.router.support import CHATML, SPECIAL, byte_level_tokenizer, make_card, token_id
 
 TOKENIZER = byte_level_tokenizer()
 CONTROLS = {TOKENIZER.token_to_id(token) for token in SPECIAL}
@@ -173,6 +173,27 @@ def test_sentencepiece_prefix_space_is_put_as_in_the_plain_way() -> None:
 
 def test_raw_prompts_may_hold_control_tokens() -> None:
     assert controls_of(ENCODER.encode("<|im_start|>user")) == [TOKENIZER.token_to_id("<|im_start|>")]
+
+
+def test_others_go_on_while_a_long_text_is_tokenized() -> None:
+    """They would all wait for it if the tokenizer kept the interpreter to itself."""
+    turns = 0
+    is_over = threading.Event()
+
+    def others() -> None:
+        nonlocal turns
+        while not is_over.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        ids = TextEncoder(make_card()).encode("word " * 200_000)
+        turns_meanwhile = turns
+    finally:
+        is_over.set()
+        thread.join()
+    assert len(ids) >= 200_000 and turns_meanwhile >= 8
 
 
 def test_bos_is_added_once_where_the_model_wants_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace_router.parsing import parse_body
 from headrace_router.schemas import ChatBody
-from headrace_router.tool_prompt import with_tools
+from headrace_router.tool_prompt import with_short_ids, with_tools
 from headrace_router.tools import MAX_TOOLS, NO_TOOLS, CallFormat, Tools, call_format, tools_of
 from headrace_shared.errors import InvalidRequest
 
@@ -68,6 +68,7 @@ def test_auto_leaves_the_model_free() -> None:
         ("{{ messages }}", CallFormat.TAGGED),
         ("{% if tools %}<|python_tag|>{% endif %}", CallFormat.BARE),
         ("{% if tools %}[AVAILABLE_TOOLS] [TOOL_CALLS]{% endif %}", CallFormat.BARE),
+        ("{% if tools %}[AVAILABLE_TOOLS] [TOOL_CALLS][ARGS]{% endif %}", CallFormat.NAMED),
     ],
 )
 def test_the_template_tells_how_calls_are_written(template: str, expected: CallFormat) -> None:
@@ -92,6 +93,44 @@ def test_required_calls_are_a_list_whose_references_still_lead_somewhere() -> No
             jsonschema.validate(bad, schema)
     single = asked(tools=[tool("f")], tool_choice="required", parallel_tool_calls=False)
     assert single.form is not None and json.loads(single.form.text)["maxItems"] == 1
+
+
+def test_a_schema_that_refers_to_itself_does_so_in_a_list_of_calls_too() -> None:
+    node = {
+        "type": "object",
+        "properties": {
+            "value": {"type": "integer"},
+            "next": {"$ref": "#"},
+            "same": {"$ref": "#/properties/value"},
+            "named": {"$ref": "#/$defs/up"},
+        },
+        "required": ["value"],
+        "additionalProperties": False,
+        "$defs": {"up": {"type": "array", "items": {"$ref": "#"}}},
+    }
+    required = asked(tools=[tool("g", parameters=POINT), tool("f", parameters=node)], tool_choice="required")
+    assert required.form is not None
+    schema = json.loads(required.form.text)
+    good = {"value": 1, "next": {"value": 2, "same": 3}, "named": [{"value": 4}]}
+    jsonschema.validate([{"name": "f", "arguments": good}], schema)
+    for bad in ({"value": 1, "next": [{"name": "f", "arguments": {"value": 1}}]}, {"value": 1, "same": "x"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate([{"name": "f", "arguments": bad}], schema)
+
+
+def test_ids_of_calls_are_as_short_as_a_template_wants_them_and_belong_together() -> None:
+    calls = [{"id": given, "type": "function", "function": {"name": "f"}} for given in ("call_0123456789", "aB3456789")]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "42", "tool_call_id": "call_0123456789"},
+        {"role": "tool", "content": "43", "tool_call_id": "aB3456789"},
+    ]
+    told = with_short_ids(chat)
+    first, second = (call["id"] for call in told[1]["tool_calls"])
+    assert len(first) == 9 and first.isalnum() and second == "aB3456789"
+    assert [message.get("tool_call_id") for message in told] == [None, None, first, second]
+    assert told[0] == chat[0] and calls[0]["id"] == "call_0123456789"
 
 
 def test_a_model_without_tools_is_told_of_them_in_words() -> None:

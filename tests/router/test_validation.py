@@ -1,6 +1,5 @@
 """Every bound of every parameter, and null as "not given"."""
 
-import json
 from typing import Any
 
 import pytest
@@ -11,25 +10,10 @@ from headrace_router.call_limits import MAX_PROMPT_SCORES
 from headrace_router.parsing import parse_body
 from headrace_router.schemas import ChatBody, CompletionBody
 from headrace_router.token_rules import check_some_left
-from headrace_router.valid_chat import ValidChat
-from headrace_router.validation import ValidParams, fit, validate_chat, validate_completion
+from headrace_router.validation import fit
 from headrace_shared.errors import InvalidRequest
-from headrace_shared.fleet_messages import ModelCard
-from tests.router.support import CONTEXT, END, MODEL, make_card
-
-CARD = make_card(temperature=0.6, top_p=0.9)
-VOCAB = CARD.vocab_size
-MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-def chat(card: ModelCard = CARD, /, **fields: Any) -> tuple[ValidChat, ValidParams]:
-    body = {"model": MODEL, "messages": MESSAGES, **fields}
-    return validate_chat(parse_body(ChatBody, json.dumps(body).encode()), card, random_seed=5)
-
-
-def completion(**fields: Any) -> tuple[Any, ValidParams]:
-    body = {"model": MODEL, "prompt": "Hi", **fields}
-    return validate_completion(parse_body(CompletionBody, json.dumps(body).encode()), CARD, random_seed=5)
+from tests.byte_model import CONTEXT, END, make_card
+from tests.router.valid_calls import CARD, MESSAGES, VOCAB, chat, completion
 
 
 def refused(call: Any, **fields: Any) -> InvalidRequest:
@@ -287,6 +271,11 @@ def test_tiny_temperatures_are_greedy(given: float, used: float) -> None:
     assert chat(temperature=given)[1].sampling.temperature == used
 
 
+@pytest.mark.parametrize(("given", "used"), [(1e-300, 1e-6), (1e-38, 1e-6), (1e-5, 1e-5), (1.1, 1.1)])
+def test_tiny_repetition_penalties_do_not_overflow(given: float, used: float) -> None:
+    assert chat(repetition_penalty=given)[1].sampling.repetition_penalty == used
+
+
 def test_stop_tokens() -> None:
     assert chat()[1].stop_token_ids == (END,)
     assert chat(ignore_eos=True, stop_token_ids=[7, 7])[1].stop_token_ids == (7,)
@@ -304,47 +293,27 @@ def test_parts_are_joined_in_every_role() -> None:
         assert [message["content"] for message in valid.messages] == ["Answer in French.", ""]
 
 
+def test_what_the_assistant_refused_with_is_its_text() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    valid, _ = chat(messages=[{"role": "assistant", "content": [part]}, *MESSAGES])
+    assert valid.messages[0]["content"] == "No."
+    for wrong in ({"role": "user", "content": [part]}, {"role": "assistant", "content": [{"type": "refusal"}]}):
+        assert (refused(chat, messages=[wrong, *MESSAGES]).param or "").startswith("messages[0].content[0]")
+
+
+def test_no_alternatives_can_be_asked_for_without_log_probabilities() -> None:
+    """Some clients write down every field."""
+    for fields in ({"top_logprobs": 0}, {"top_logprobs": 0, "logprobs": False}, {"top_logprobs": 0, "logprobs": None}):
+        assert chat(**fields)[1].sampling.num_logprobs is None
+    assert chat(top_logprobs=0, logprobs=True)[1].sampling.num_logprobs == 0
+
+
 def test_tool_calls_reach_the_template_as_objects() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     card = make_card(chat_template="{{ tools }}{{ messages }}")
     valid, _ = chat(card, messages=[*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}])
     assert valid.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert valid.messages[1]["content"] == ""
-
-
-@pytest.mark.parametrize(
-    ("num_prompt", "max_tokens", "is_ok"),
-    [
-        (CONTEXT - 1, 1, True),
-        (CONTEXT, 1, False),
-        (CONTEXT + 1, 1, False),
-        (CONTEXT - 10, 50, False),
-        (CONTEXT, None, False),
-    ],
-)
-def test_the_context_s_edge(num_prompt: int, max_tokens: int | None, is_ok: bool) -> None:
-    _, params = chat(max_tokens=max_tokens)
-    if is_ok:
-        assert fit(num_prompt, params, CARD, "messages").max_tokens == max_tokens
-        return
-    with pytest.raises(InvalidRequest) as caught:
-        fit(num_prompt, params, CARD, "messages")
-    assert caught.value.code == "context_length_exceeded"
-    for number in (CONTEXT, num_prompt, max_tokens or 1):
-        assert f" {number} " in caught.value.message
-
-
-def test_the_answer_s_length_without_a_limit() -> None:
-    assert fit(56, chat()[1], CARD, "messages").max_tokens == CONTEXT - 56
-    assert fit(56, completion()[1], CARD, "prompt").max_tokens == 16
-    assert fit(CONTEXT - 3, completion()[1], CARD, "prompt").max_tokens == 3
-
-
-def test_min_tokens_beyond_the_room_is_refused() -> None:
-    _, params = chat(min_tokens=100)
-    with pytest.raises(InvalidRequest) as caught:
-        fit(CONTEXT - 10, params, CARD, "messages")
-    assert caught.value.param == "min_tokens"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from headrace_router.watchdog import LOOK_AFTER_S, LOOK_DELAYS_S, NEVER, Watchdo
 def test_waiting_in_the_queue_is_no_stall() -> None:
     watchdog = Watchdog(100.0, request_timeout_s=50.0, stall_timeout_s=10.0)
     assert watchdog.next_alarm() == 150.0
-    assert watchdog.check(149.9) is None and watchdog.look_at == NEVER
-    assert watchdog.check(150.0) == "timeout"
+    assert not watchdog.check(149.9) and not watchdog.is_stalled(149.9) and watchdog.look_at == NEVER
+    assert watchdog.check(150.0)
 
 
 def test_silence_is_looked_into_once_and_then_a_stall() -> None:
@@ -15,12 +15,14 @@ def test_silence_is_looked_into_once_and_then_a_stall() -> None:
     watchdog.is_running = True
     watchdog.on_event(101.0)
     assert watchdog.next_alarm() == 101.0 + LOOK_AFTER_S
-    assert watchdog.check(105.9) is None and watchdog.look_at == NEVER
-    assert watchdog.check(106.0) is None and watchdog.look_at == 106.0
-    assert watchdog.check(111.5) is None, "not before the look"
+    assert not watchdog.check(105.9) and watchdog.look_at == NEVER
+    assert not watchdog.check(106.0) and watchdog.look_at == 106.0
+    assert not watchdog.check(111.5) and not watchdog.is_stalled(111.5), "not before the look"
     assert watchdog.on_look(111.6, found_all=True) and watchdog.look_at == NEVER
     assert watchdog.next_alarm() == 111.0
-    assert watchdog.check(111.6) == "stalled"
+    assert not watchdog.check(111.6) and watchdog.is_stalled(111.6)
+    watchdog.on_event(111.6)
+    assert not watchdog.is_stalled(121.5) and watchdog.next_alarm() == 111.6 + LOOK_AFTER_S, "it begins anew"
 
 
 def test_a_gap_is_looked_for_at_growing_intervals_and_not_for_ever() -> None:
@@ -49,5 +51,5 @@ def test_nothing_alarms_before_the_next_look_when_all_is_late_already() -> None:
     watchdog.is_running = True
     watchdog.on_gap(9.0)
     watchdog.on_failed_look(9.1)
-    assert watchdog.check(12.0) is None
+    assert not watchdog.check(12.0) and not watchdog.is_stalled(12.0)
     assert watchdog.next_alarm() == watchdog.look_at == 9.1 + LOOK_DELAYS_S[-1]

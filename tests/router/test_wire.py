@@ -9,9 +9,10 @@ import pytest
 
 from headrace_router.settings import RouterSettings
 from headrace_shared.messages import FinishReason, Outcome, Request
-from tests.router.support import END, MODEL, ScriptedWorker, byte_ids, make_card, running_router, says
-from tests.router.test_resume import CHAT, TEXT
-from tests.router.test_tenants import add_key, strict_router, until_known
+from tests.byte_model import END, MODEL, byte_ids, make_card
+from tests.router.keys import add_key, strict_router, until_known
+from tests.router.resumable import CHAT, TEXT
+from tests.router.support import ScriptedWorker, running_router, says
 from tests.router.wire import Reply, request_bytes, send
 
 ID = re.compile(r"[0-9a-f]{32}")

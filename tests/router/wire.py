@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tests.router.support import raw_connection
+from tests.router.raw_http import raw_connection
 
 
 class Reply(NamedTuple):

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from headrace_scheduler.decisions import Credit, Decisions, SchedulerConfig, WorkerFacts
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared.codec import pack_ids
@@ -16,6 +18,7 @@ from headrace_shared.messages import (
     SamplingParams,
     SequenceId,
     SequenceProgress,
+    SequenceSnapshot,
     StopParams,
     WorkerId,
 )
@@ -129,3 +132,21 @@ def report(made: Scheduler, *sequences: SequenceProgress, worker: WorkerId = W1,
     )
     made.apply_progress(worker, progress, NOW)
     made.check_integrity()
+
+
+def snapshot(
+    admission: Admission,
+    *tokens: int,
+    num_computed: int = 40,
+    finish: FinishReason | None = None,
+    error: str | None = None,
+    released: bool = False,
+) -> SequenceSnapshot:
+    return SequenceSnapshot(
+        admission=replace(admission, copies=()),
+        tokens=pack_ids(tokens),
+        num_computed=num_computed,
+        finish=finish,
+        error=error,
+        released=released,
+    )

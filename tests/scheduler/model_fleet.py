@@ -116,9 +116,15 @@ class ModelFleet:
         self.messages: dict[RequestId, QueuedMessage] = {}
         self.links: dict[WorkerId, Link] = {}
         self.unrecorded: list[RequestId] = []
+        self.unread: list[RequestId] = []
+        """Whose log the core waits for."""
         self._num_workers = 0
         self._epoch = 0
         self.num_replacements = 0
+        self.num_false_losses = 0
+        """Workers that were taken for lost and went on."""
+        self.num_caught_up = 0
+        """Tokens that a lost worker had told only to the log."""
         self.num_preemptions = 0
         self.num_moved = 0
         self.num_cached_tokens = 0
@@ -161,6 +167,7 @@ class ModelFleet:
         for request_id in self.unrecorded:
             self.scheduler.recorded(request_id, NOW)
         self.unrecorded.clear()
+        self._read_logs()
         decisions = self.scheduler.schedule(NOW)
         for request_id, record in decisions.losses:
             self.messages[request_id].losses = record
@@ -192,7 +199,8 @@ class ModelFleet:
         link.grant_number = link.progress_seen = 0
         link.adopted = True
         snapshot = link.worker.adopt(self._epoch)
-        adoption = self.scheduler.add_worker(link.worker.worker_id, link.worker.facts, snapshot, NOW)
+        adoption = self.scheduler.add_worker(link.worker.worker_id, link.worker.facts, snapshot, NOW, reads_logs=True)
+        self.unread += adoption.dropped
         for request_id in adoption.adopted:
             message = self.messages[request_id]
             if message.ended is not None:
@@ -210,6 +218,7 @@ class ModelFleet:
         self.num_cached_tokens += gauges.num_cached_tokens
         self.num_replacements += 1
         self.scheduler = Scheduler(self._config)
+        self.unread.clear()
         for link in self.links.values():
             link.adopted = False
             link.reports.clear()
@@ -235,12 +244,13 @@ class ModelFleet:
 
     def kill_worker(self, link: Link, cause: LossCause = LossCause.VANISHED) -> None:
         del self.links[link.worker.worker_id]
-        self.scheduler.worker_lost(link.worker.worker_id, NOW, cause)
+        self.unread += self.scheduler.worker_lost(link.worker.worker_id, NOW, cause, reads_logs=True)
         self._check()
 
     def cut_off(self, link: Link, *, too_long: bool) -> None:
         """The scheduler gives the worker up; it comes back, with its sequences or without."""
-        self.scheduler.worker_lost(link.worker.worker_id, NOW)
+        self.unread += self.scheduler.worker_lost(link.worker.worker_id, NOW, reads_logs=True)
+        self.num_false_losses += not too_long
         link.adopted = False
         link.grants.clear()
         link.reports.clear()
@@ -348,7 +358,21 @@ class ModelFleet:
         """On every worker."""
         return len(request.prompt) // 4 + request.stop.max_tokens <= min(facts.context for facts in self._facts)
 
+    def _read_logs(self) -> None:
+        for request_id in self.unread:
+            owned = self.scheduler.request(request_id)
+            if owned is not None:
+                before = owned.num_generated
+                self.scheduler.restore(request_id, self.messages[request_id].logs(), NOW)
+                self.num_caught_up += owned.num_generated - before
+        self.unread.clear()
+
     def _grant(self, link: Link, credit: Credit) -> None:
+        for admission in credit.admissions:
+            told = self.messages[admission.request.request_id].choices[admission.choice].logged
+            is_behind = len(admission.output) // 4 >= len(told)
+            # Who is taken for lost, or left by a scheduler that is gone, may go on telling for a while.
+            assert is_behind or self.num_replacements or self.num_false_losses, (admission, told)
         link.grant_number += 1
         link.grants.append(
             Grant(

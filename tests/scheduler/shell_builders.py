@@ -37,7 +37,7 @@ async def prepare(bus: Bus) -> None:
         await bus.ensure_bucket(bucket)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, condition

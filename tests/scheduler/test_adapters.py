@@ -25,7 +25,7 @@ from tests.scheduler.builders import (
     step,
 )
 from tests.scheduler.shell_builders import until
-from tests.scheduler.test_fleet import World, world  # noqa: F401  # a fixture
+from tests.scheduler.site import World
 
 POET = "digest of poet"
 CLERK = "digest of clerk"
@@ -172,7 +172,7 @@ def test_a_recording_tells_the_same_again() -> None:
     assert len(passes) == 2 and all(moment.is_same for moment in passes)
 
 
-async def test_what_a_worker_says_of_adapters_reaches_the_core(world: World) -> None:  # noqa: F811
+async def test_what_a_worker_says_of_adapters_reaches_the_core(world: World) -> None:
     site = await world.site()
     worker = await world.worker()
     await until(lambda: site.known == {worker.id})

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from headrace_scheduler.decisions import AddResult, ChoiceLog, LossCause, SchedulerConfig
+from headrace_scheduler.decisions import AddResult, Adoption, ChoiceLog, LossCause, SchedulerConfig
 from headrace_scheduler.scheduler import Scheduler
-from headrace_shared.codec import pack_ids, unpack_ids
+from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import Admission, CancelReason, FinishReason, Outcome, RequestId, SequenceSnapshot
 from tests.scheduler.builders import (
     NOW,
@@ -18,28 +18,11 @@ from tests.scheduler.builders import (
     report,
     request,
     scheduler,
+    snapshot,
     step,
 )
 
 R1 = RequestId("r1")
-
-
-def snapshot(
-    admission: Admission,
-    *tokens: int,
-    num_computed: int = 40,
-    finish: FinishReason | None = None,
-    error: str | None = None,
-    released: bool = False,
-) -> SequenceSnapshot:
-    return SequenceSnapshot(
-        admission=replace(admission, copies=()),
-        tokens=pack_ids(tokens),
-        num_computed=num_computed,
-        finish=finish,
-        error=error,
-        released=released,
-    )
 
 
 def admitted(num_choices: int = 1) -> Admission:
@@ -151,7 +134,7 @@ def test_a_lost_release_is_repeated() -> None:
     [admission] = admissions(step(made))
     made.cancel(R1, None, CancelReason.CLIENT, NOW)
     assert len(step(made).ended) == 1
-    assert made.add_worker(W1, facts(), (snapshot(admission, 7),), NOW) == ((), ())
+    assert made.add_worker(W1, facts(), (snapshot(admission, 7),), NOW) == Adoption((), ())
     decisions = step(made)
     assert decisions.credits[W1].releases == [1]
     assert decisions.ended == []
@@ -187,7 +170,7 @@ def test_a_finish_heard_before_is_not_told_twice() -> None:
 def test_an_unknown_sequence_is_adopted_with_tokens_blocks_and_prefix() -> None:
     admission = admitted()
     made = Scheduler()
-    assert made.add_worker(W1, facts(), (snapshot(admission, 7, 8, num_computed=41),), NOW) == (("r1",), ())
+    assert made.add_worker(W1, facts(), (snapshot(admission, 7, 8, num_computed=41),), NOW) == Adoption((R1,), ())
     assert step(made).credits == {}
     assert dict(made.ack_subjects()) == {"r1": "ack.r1"}
     add(made, request("like", prompt=40))
@@ -269,7 +252,7 @@ def test_two_workers_hold_choices_of_one_request() -> None:
     admission = admitted(num_choices=2)
     made = successor(snapshot(admission, 7))
     other = replace(admission, choice=1, sequence_id=5)
-    assert made.add_worker(W2, facts(), (snapshot(other, 7),), NOW) == ((), ())
+    assert made.add_worker(W2, facts(), (snapshot(other, 7),), NOW) == Adoption((), ())
     assert made.num_waiting == 0
     made.restore(R1, {}, NOW)
     assert step(made).credits == {}

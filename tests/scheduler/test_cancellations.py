@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from headrace_router.call_limits import MAX_CHOICES
 from headrace_scheduler import cancellations as module
 from headrace_scheduler.cancellations import CLOCK_SLACK_S, Cancellations
 from headrace_shared import codec
 from headrace_shared.bus import Delivery, Message
+from headrace_shared.errors import BusUnavailable
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import Cancel, CancelReason, RequestId
 from headrace_shared.subjects import cancel_subject
@@ -20,9 +22,13 @@ B = RequestId("b" * 32)
 
 class CountingBus(MemoryBus):
     num_reads = 0
+    num_refusals = 0
 
     async def read(self, stream: str, subject: str, limit: int, from_sequence: int = 1) -> list[Message]:
         self.num_reads += 1
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise BusUnavailable("no leader")
         return await super().read(stream, subject, limit, from_sequence)
 
 
@@ -101,6 +107,26 @@ async def test_all_held_requests_are_looked_up_after_a_reconnect(bench: Bench) -
     await bench.cancellations.open()
     bench.cancellations.on_reconnect([A, B])
     await until(lambda: [cancel.request_id for cancel in bench.applied] == [B])
+
+
+async def test_an_election_of_the_brokers_costs_no_tombstone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes up to 9 s, in which each question is refused at once."""
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+    bench.publish(Cancel(request_id=A))
+    bench.bus.num_refusals = 20
+    bench.cancellations.look_up([A])
+    await until(lambda: [cancel.request_id for cancel in bench.applied] == [A])
+
+
+async def test_each_choice_that_was_stopped_is_known_to_a_successor(bench: Bench) -> None:
+    stops = [Cancel(request_id=A, choice=choice, reason=CancelReason.STOP) for choice in range(MAX_CHOICES)]
+    for cancel in stops:
+        bench.publish(cancel)
+    await bench.cancellations.open()
+    assert await bench.cancellations.before_adding(A, delivery(0.0, num_delivered=2)) is None
+    bench.applied.clear()
+    bench.cancellations.on_added(A)
+    assert bench.applied == stops
 
 
 async def test_what_is_remembered_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from headrace_scheduler.drains import Drains
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.fleet_messages import WorkerState
 from headrace_shared.subjects import worker_lease_key
-from tests.scheduler.builders import add, request, step
+from tests.scheduler.builders import add, report, request, step
 from tests.scheduler.shell_builders import until
-from tests.scheduler.test_fleet import HandWorker, Site, World
+from tests.scheduler.site import HandWorker, Site, World
 
 READY, DRAINING, PARKED = WorkerState.READY, WorkerState.DRAINING, WorkerState.PARKED
 
@@ -161,7 +161,10 @@ async def test_sequences_are_moved_after_a_moment(bench: Bench) -> None:
     await bench.look(one)
     assert bench.num_wakes > 0
     step(core)
-    assert core.gauges().num_moved == 1 and core.gauges().workers[two.id].num_running == 1
+    assert core.gauges().num_moved == 1
+    report(core, worker=one.id, released=(1,))
+    step(core)
+    assert core.gauges().workers[two.id].num_running == 1
 
 
 async def test_a_parked_worker_is_let_go_and_leased_again_when_it_is_ready(bench: Bench) -> None:

@@ -13,6 +13,7 @@ from tests.scheduler.builders import (
     admitted_names,
     advance,
     facts,
+    report,
     request,
     scheduler,
     step,
@@ -24,6 +25,12 @@ W3 = WorkerId("worker-3")
 def drain(made: Scheduler, worker: WorkerId = W1) -> None:
     made.set_accepting(worker, False)
     made.evacuate(worker)
+
+
+def left(made: Scheduler, *sequence_ids: int, worker: WorkerId = W1) -> Decisions:
+    """The worker has let them go."""
+    report(made, worker=worker, released=sequence_ids)
+    return step(made)
 
 
 def releases(decisions: Decisions, worker: WorkerId = W1) -> list[int]:
@@ -39,9 +46,12 @@ def test_sequences_go_on_elsewhere_with_what_they_have_said() -> None:
     drain(made)
     decisions = step(made)
     assert releases(decisions) == [1, 2]
-    moved = admissions(decisions, W2)
+    assert admissions(decisions, W2) == [], "who knows what they have said meanwhile"
+    advance(made, 1, 43, 10)
+    assert admissions(step(made), W2) == []
+    moved = admissions(left(made, 1, 2), W2)
     assert [admission.request.request_id for admission in moved] == ["r1", "r2"]
-    assert unpack_ids(moved[0].output).tolist() == [7, 8, 9] and moved[0].attempt == 1
+    assert unpack_ids(moved[0].output).tolist() == [7, 8, 9, 10] and moved[0].attempt == 1
     assert made.gauges().num_moved == 2 and made.gauges().num_losses == 0
 
 
@@ -51,15 +61,17 @@ def test_only_what_finds_a_place_is_moved_and_the_rest_runs_on() -> None:
     step(made)
     made.add_worker(W2, facts(max_sequences=1), (), NOW)
     drain(made)
-    decisions = step(made)
-    assert (admitted_names(decisions, W2), releases(decisions)) == (["r0"], [1])
+    assert releases(step(made)) == [1]
+    assert releases(step(made)) == [], "the place is the first one's"
+    assert admitted_names(left(made, 1), W2) == ["r0"]
     assert made.gauges().num_waiting == 0 and made.gauges().workers[W1].num_running == 3
     advance(made, 5, 42, 7, 8, 9, worker=W2)
     assert releases(step(made)) == []  # still no place
     made.worker_lost(W2, NOW, LossCause.HANDED_OVER)
     made.add_worker(W3, facts(max_sequences=16), (), NOW)
     decisions = step(made)
-    assert releases(decisions) == [2, 3, 4] and set(admitted_names(decisions, W3)) == {"r0", "r1", "r2", "r3"}
+    assert releases(decisions) == [2, 3, 4] and admitted_names(decisions, W3) == ["r0"]
+    assert set(admitted_names(left(made, 2, 3, 4), W3)) == {"r1", "r2", "r3"}
 
 
 def test_who_runs_is_moved_before_the_queue_is_served() -> None:
@@ -69,7 +81,8 @@ def test_who_runs_is_moved_before_the_queue_is_served() -> None:
     made.add_worker(W2, facts(max_sequences=1), (), NOW)
     drain(made)
     add(made, request("r2"))
-    assert admitted_names(step(made), W2) == ["r1"]
+    assert admitted_names(step(made), W2) == []
+    assert admitted_names(left(made, 1), W2) == ["r1"]
 
 
 def test_nothing_moves_without_a_worker_that_accepts() -> None:
@@ -80,7 +93,7 @@ def test_nothing_moves_without_a_worker_that_accepts() -> None:
     drain(made)
     assert releases(step(made)) == [] and made.gauges().num_running == 1
     made.set_accepting(W2, True)
-    assert admitted_names(step(made), W2) == ["r1"]
+    assert releases(step(made)) == [1] and admitted_names(left(made, 1), W2) == ["r1"]
 
 
 def test_a_worker_that_is_called_back_keeps_what_it_has() -> None:
@@ -105,7 +118,7 @@ def test_choices_go_together_and_share_the_prompt_again() -> None:
     drain(made)
     decisions = step(made)
     assert releases(decisions) == [1, 2, 3]
-    [first] = admissions(decisions, W2)
+    [first] = admissions(left(made, 1, 2, 3), W2)
     assert (first.choice, first.num_cached) == (0, 0)
     advance(made, first.sequence_id, 41, 6, worker=W2)
     others = admissions(step(made), W2)
@@ -120,7 +133,7 @@ def test_in_the_middle_of_a_prompt() -> None:
     made.add_worker(W2, facts(), (), NOW)
     drain(made)
     decisions = step(made)
-    assert releases(decisions) == [1] and admitted_names(decisions, W2) == ["r1"]
+    assert releases(decisions) == [1] and admitted_names(left(made, 1), W2) == ["r1"]
 
 
 def test_a_suspect_gets_another_trial_elsewhere() -> None:

@@ -108,7 +108,7 @@ async def test_a_large_chunk_goes_out_bit_by_bit() -> None:
             seen.add(len(await stored(bus)))
             return max(seen)
 
-        for _ in range(100):
+        for _ in range(3000):
             if await count() >= 5:
                 break
             await asyncio.sleep(0.02)

@@ -11,11 +11,11 @@ from headrace_scheduler.flows import Flows
 from headrace_scheduler.queue_owners import owners
 from headrace_shared import codec
 from headrace_shared.api_keys import ApiKey
-from headrace_shared.messages import Lane, WorkerId
+from headrace_shared.messages import FinishReason, Lane, Progress, RequestId, SequenceProgress, WorkerId
 from headrace_shared.subjects import KEYS, REQUESTS, Queue, former_consumer, num_partitions
 from tests.queues import whole_lane
+from tests.scheduler.intake_bench import FACTS, Bench
 from tests.scheduler.shell_builders import MODEL, request, until
-from tests.scheduler.test_intake import FACTS, Bench
 
 
 @pytest.fixture
@@ -37,6 +37,10 @@ async def put(bench: Bench, number: int, flow: int, partition: int = 0) -> None:
     wanted = replace(request(number), tenant=f"t{flow}" if flow else "")
     subject = Queue(MODEL, Lane.INTERACTIVE, flow, partition).subject
     await bench.bus.enqueue(subject, codec.encode(wanted), message_id=str(number))
+
+
+async def until_owned(bench: Bench, request_id: RequestId) -> None:
+    await until(lambda: request_id in bench.owned())
 
 
 async def test_a_new_tenants_queues_are_served_at_once(bench: Bench) -> None:
@@ -75,6 +79,32 @@ async def test_a_flood_hides_nobody(bench: Bench) -> None:
     bench.core.schedule(0.0)
     bench.intake.on_pass()
     await until(lambda: request(2).request_id in bench.owned())
+
+
+async def test_partitions_do_not_change_the_order_of_arrival(bench: Bench) -> None:
+    """However many wait in one of them, none gets a turn before those who came earlier."""
+    worker, num_requests = WorkerId("w"), 40
+    bench.core.add_worker(worker, FACTS._replace(max_sequences=1), (), 0.0)
+    for number in range(num_requests):
+        await put(bench, number, flow=0, partition=2 if number < 24 else number % 8)
+    bench.run_intake()
+    for number in range(num_requests):
+        following = request(number).request_id
+        await until_owned(bench, following)
+        (admission,) = bench.core.schedule(0.0).credits[worker].admissions
+        assert admission.request.request_id == following
+        sequence = SequenceProgress(admission.sequence_id, 5, (7,), FinishReason.STOP)
+        report = Progress(
+            worker=worker,
+            epoch=1,
+            number=number + 1,
+            grant_seen=0,
+            sequences=(sequence,),
+            released=(admission.sequence_id,),
+        )
+        bench.core.apply_progress(worker, report, 0.0)
+        bench.intake.on_pass()
+    assert bench.core.num_waiting == 0
 
 
 async def test_an_idle_scheduler_takes_what_a_busy_one_has_no_room_for(

@@ -13,9 +13,9 @@ from tests.scheduler.builders import (
     facts,
     request,
     scheduler,
+    snapshot,
     step,
 )
-from tests.scheduler.test_adoption import snapshot
 
 
 def test_a_worker_goes_with_its_requests_and_nobody_is_told_of_an_end() -> None:

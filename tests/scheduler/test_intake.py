@@ -1,31 +1,21 @@
 """What is taken from the queue, when, and what becomes of messages that nobody can run."""
 
 import asyncio
-import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from headrace_scheduler import intake
-from headrace_scheduler.broker_clock import BrokerClock
-from headrace_scheduler.cancellations import Cancellations
-from headrace_scheduler.decisions import WorkerFacts
-from headrace_scheduler.endings import Endings
-from headrace_scheduler.intake import Intake
-from headrace_scheduler.lifetimes import Lifetimes
-from headrace_scheduler.losses import Losses
-from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
-from headrace_shared.backlog import lane_depth
 from headrace_shared.bus import Delivery
-from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import (
     Audience,
     Cancel,
     CancelReason,
     Lane,
-    LogMessage,
     Outcome,
     Request,
     RequestEnded,
@@ -35,81 +25,10 @@ from headrace_shared.messages import (
     WorkerId,
 )
 from headrace_shared.record_messages import DeadRequest, LossRecord
-from headrace_shared.subjects import DEAD, LOSSES, TOKENS, cancel_subject, dead_subject, queues_of, tokens_subject
-from tests.scheduler.shell_builders import MODEL, prepare, request, until
-
-FACTS = WorkerFacts(num_blocks=64, block_size=16, context=1024, max_sequences=2, tokens_per_iteration=64)
-
-
-class Bench:
-    def __init__(self) -> None:
-        self.bus = MemoryBus()
-        self.core = Scheduler()
-        self.endings = Endings(self.bus)
-        self.cancels: list[Cancel] = []
-        self.cancellations = Cancellations(self.bus, self.cancels.append)
-        self.lifetimes = Lifetimes(
-            self.bus,
-            BrokerClock(self.bus, "REQUESTS", time.monotonic),
-            0.5,
-            cancel=lambda request_id, reason: self.core.cancel(request_id, None, reason, 0.0),
-            held=self.owned,
-            clock=time.monotonic,
-        )
-        self.may_pull = True
-        self.num_wakes = 0
-        self.intake = Intake(
-            self.bus,
-            MODEL,
-            lambda: self.core,
-            self.endings,
-            self.cancellations,
-            Losses(self.bus, lambda request_id: None),
-            self.lifetimes,
-            max_deliveries=3,
-            may_pull=lambda: self.may_pull,
-            wake=self._wake,
-            clock=time.monotonic,
-        )
-        self.tasks: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        await prepare(self.bus)
-        self.intake.serve(0)
-        await self.lifetimes.open()
-        await self.cancellations.open()
-        for work in (self.endings.run(), self.cancellations.run()):
-            self.tasks.append(asyncio.create_task(work))
-
-    def run_intake(self) -> "asyncio.Task[None]":
-        task = asyncio.create_task(self.intake.run())
-        self.tasks.append(task)
-        return task
-
-    async def put(self, message: Request | bytes, lane: Lane = Lane.INTERACTIVE) -> None:
-        data = message if isinstance(message, bytes) else codec.encode(message)
-        await self.bus.enqueue(queues_of(MODEL, lane, 0)[-1].subject, data, message_id=data.hex())
-
-    async def pull(self, lane: Lane = Lane.INTERACTIVE) -> Delivery:
-        delivery = await self.bus.pull(queues_of(MODEL, lane, 0)[-1].consumer, 3.0)
-        assert delivery is not None
-        return delivery
-
-    async def endings_of(self, wanted: Request) -> list[RequestEnded]:
-        return [event for event in await self.log_of(wanted) if isinstance(event, RequestEnded)]
-
-    async def log_of(self, wanted: Request) -> list[TokenFrame | RequestEnded]:
-        messages = await self.bus.read(TOKENS.name, tokens_subject(wanted.router, wanted.request_id), 100)
-        return [codec.decode(message.data, LogMessage) for message in messages]
-
-    async def num_queued(self) -> int:
-        return await self.bus.num_messages("REQUESTS")
-
-    def owned(self) -> list[RequestId]:
-        return [request_id for request_id, _ in self.core.ack_subjects()]
-
-    def _wake(self) -> None:
-        self.num_wakes += 1
+from headrace_shared.subjects import DEAD, LOSSES, ConsumerSpec, cancel_subject, dead_subject, tokens_subject
+from tests.queues import lane_depth
+from tests.scheduler.intake_bench import FACTS, Bench
+from tests.scheduler.shell_builders import MODEL, request, until
 
 
 @pytest.fixture
@@ -134,6 +53,34 @@ async def test_pulls_only_what_there_is_room_for(bench: Bench) -> None:
     assert 0 < len(bench.owned()) < 15
     depth = await lane_depth(bench.bus, MODEL, Lane.INTERACTIVE)
     assert depth.num_pending == 30 - len(bench.owned())
+
+
+@pytest.mark.parametrize(("num_messages", "most"), [(1, 1), (6, 4)])
+async def test_further_pulls_join_only_where_more_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, num_messages: int, most: int
+) -> None:
+    bench.core.add_worker(WorkerId("w"), FACTS._replace(max_sequences=64), (), 0.0)
+    under_way: Counter[str] = Counter()
+    peak = 0
+    pull = bench.bus.pull
+
+    async def counted(spec: ConsumerSpec, timeout_s: float) -> Delivery | None:
+        nonlocal peak
+        under_way[spec.name] += 1
+        peak = max(peak, under_way[spec.name])
+        try:
+            await asyncio.sleep(0.01)  # a real broker takes time
+            return await pull(spec, timeout_s)
+        finally:
+            under_way[spec.name] -= 1
+
+    monkeypatch.setattr(bench.bus, "pull", counted)
+    for number in range(num_messages):
+        await bench.put(request(number))
+    bench.run_intake()
+    await until(lambda: len(bench.owned()) == num_messages)
+    await asyncio.sleep(0.05)
+    assert peak == most
 
 
 async def test_a_pass_that_makes_room_tells_the_pulls(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +197,28 @@ async def test_a_redelivered_request_continues_from_the_token_log(bench: Bench) 
             assert admission.attempt > 4
             assert codec.unpack_ids(admission.output).tolist() == [7, 8]
     assert admissions
+
+
+async def test_what_took_longer_than_the_queue_waits_is_left_to_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A freeze, or a slow broker, between the pull and the end of what is to be read first."""
+    wanted = request()
+    await bench.put(wanted)
+    bench.bus.give_back((await bench.pull()).ack_subject)
+    read = bench.bus.read
+
+    async def frozen(*args: Any) -> Any:
+        bench.skipped_s += intake.MAX_TAKE_S + 0.1
+        return await read(*args)
+
+    delivery = await bench.pull()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.bus, "read", frozen)
+        await bench.intake.take(delivery)
+    assert bench.owned() == [] and await bench.num_queued() == 1
+    await bench.intake.take(delivery)
+    assert bench.owned() == [wanted.request_id]
 
 
 async def test_a_redelivered_request_is_as_suspect_as_it_was(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """Requests end when nobody waits for them any more, or their time is up; silence of ours is not theirs."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -52,7 +53,7 @@ class SteppingBus(MemoryBus):
 
 async def test_a_step_of_the_brokers_clock_makes_nothing_old() -> None:
     bus, now = SteppingBus(), 0.0
-    clock = BrokerClock(bus, "REQUESTS", lambda: now)
+    clock = BrokerClock(bus, "REQUESTS", lambda: now, lambda: 1000.0)
     assert clock.age_s(900.0) == 0.0 and clock.now() == float("-inf")
     await clock.measure()
     assert clock.age_s(900.0) == pytest.approx(100.0) and clock.age_s(1100.0) == 0.0
@@ -65,6 +66,16 @@ async def test_a_step_of_the_brokers_clock_makes_nothing_old() -> None:
     assert clock.age_s(4620.0) == pytest.approx(10.0)
     bus.time = 1030.0  # and back
     assert await clock.sure_age_s(1030.0) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("apart_s", [3600.0, -3600.0])
+async def test_whoever_starts_after_a_step_of_the_brokers_clock_takes_nothing_for_old(apart_s: float) -> None:
+    """It has seen no step, but the broker's clock is far from its own host's."""
+    bus, now = SteppingBus(), 0.0
+    clock = BrokerClock(bus, "REQUESTS", lambda: now, lambda: bus.time - apart_s)
+    assert await clock.sure_age_s(bus.time - 3500.0) == 0.0
+    stored, now, bus.time = bus.time, 100.0, bus.time + 100.0
+    assert await clock.sure_age_s(stored) == pytest.approx(100.0)
 
 
 class Bench:
@@ -137,6 +148,26 @@ async def test_a_scheduler_that_takes_over_gives_no_time_anew(bench: Bench) -> N
     bench.held.append(BACKGROUND.request_id)
     bench.lifetimes.on_taken(replace(BACKGROUND, timeout_s=90.0), published_at)
     await until(lambda: bench.cancelled == [(BACKGROUND.request_id, CancelReason.DEADLINE)], 2.0)
+
+
+async def test_a_step_of_the_brokers_clock_ends_nothing_that_is_taken_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has looked at the clock since: what was stored then seems to be an hour old."""
+    asked = 0
+
+    async def stepped(stream: str) -> float:
+        nonlocal asked
+        asked += 1
+        return time.time() - 3600.0
+
+    monkeypatch.setattr(bench.bus, "clock", stepped)
+    wanted = replace(BACKGROUND, timeout_s=90.0)
+    bench.held.append(wanted.request_id)
+    bench.lifetimes.on_taken(wanted, time.time() - 3600.0)
+    await until(lambda: asked, 2.0)
+    await asyncio.sleep(0.6)
+    assert bench.cancelled == [] and asked == 1
 
 
 async def test_after_a_freeze_everybody_gets_the_time_again(bench: Bench) -> None:

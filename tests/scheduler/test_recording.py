@@ -1,6 +1,7 @@
 """A recording replays to the same decisions and the same state, from any keyframe on."""
 
 import random
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -14,14 +15,14 @@ from headrace_scheduler.decisions import LossCause
 from headrace_scheduler.events import event_names
 from headrace_scheduler.placement import place
 from headrace_scheduler.recording import PASS, Chunk, Recorder, dump_state, load_state
-from headrace_scheduler.replay import Moment, replay
+from headrace_scheduler.replay import Moment, nothing_of, replay
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.story import show, story
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import CancelReason, RequestId
+from headrace_shared.messages import CancelReason, RequestId, WorkerId
 from tests.scheduler.builders import request
+from tests.scheduler.history import History, make_fleet, play_event
 from tests.scheduler.model_fleet import ModelFleet
-from tests.scheduler.test_scheduler_properties import History, make_fleet, play_event
 
 
 def same(left: Any, right: Any, seen: set[tuple[int, int]] | None = None) -> bool:
@@ -192,6 +193,64 @@ def test_a_story_tells_what_became_of_a_request() -> None:
     assert number + 1 == len(fleet.messages)
     assert "taken from the queue (message 1, delivery 1): 4 prompt tokens, up to 8 new ones" in text
     assert text.count("placed on ") == 2, text
-    assert "first token" in text and "lost its worker" in text and "ended: finished" in text
+    assert "first token" in text and "lost its worker" in text
+    assert re.search(r"complete with \d tokens\n.*ended: finished\n$", text), text
     assert story(recorded.chunks, RequestId("unknown")) == []
     assert all(isinstance(moment, Moment) for moment in replay(recorded.chunks))
+
+
+def begun(num_choices: int = 1) -> tuple[Recorded, RequestId]:
+    """A request that has its first tokens."""
+    recorded = Recorded(make_fleet(History(bytes(400))))
+    fleet = recorded.fleet
+    fleet.start_worker()
+    asked = request(name="the-one", prompt=[0, 1, 2, 0], max_tokens=16, num_choices=num_choices)
+    fleet.send(asked)
+    (message,) = fleet.messages.values()
+    fleet.deliver(message)
+    until(recorded, lambda: all(choice.shown for choice in message.choices))
+    return recorded, asked.request_id
+
+
+def test_a_story_says_how_each_choice_ended_before_it_says_how_the_request_did() -> None:
+    recorded, name = begun(num_choices=2)
+    core = recorded.fleet.scheduler
+    core.cancel(name, 0, CancelReason.STOP, 5.0)
+    core.cancel(name, None, CancelReason.CLIENT, 5.0)
+    core.schedule(5.0)
+    recorded.take()
+    kinds = [line.kind for line in story(recorded.chunks, name)]
+    assert kinds[-3:] == ["choice_ended", "choice_ended", "ended"] and "left" not in kinds
+    assert re.search(
+        r"choice 0: complete with .*\n.*choice 1: cancelled with .*\n.*ended: cancelled", told(recorded, name)
+    )
+
+
+@pytest.mark.parametrize(
+    ("let", "text"),
+    [
+        (lambda core, name, workers: core.let_go(name), "left to a peer"),
+        (lambda core, name, workers: [core.hand_over(each, 5.0) for each in workers], "handed over to a peer with"),
+        (lambda core, name, workers: core.forget(name), "dropped: its end had been told already"),
+    ],
+    ids=["let_go", "hand_over", "forget"],
+)
+def test_a_story_of_a_request_that_went_elsewhere_ends_with_that(
+    let: Callable[[Scheduler, RequestId, list[WorkerId]], object], text: str
+) -> None:
+    recorded, name = begun()
+    core, workers = recorded.fleet.scheduler, list(recorded.fleet.links)
+    core.schedule(5.0)
+    let(core, name, workers)
+    recorded.take()
+    last = story(recorded.chunks, name)[-1]
+    assert last.kind == "left" and last.text.startswith(text)
+
+
+def test_whoever_asks_for_what_is_not_recorded_hears_when_the_recording_begins() -> None:
+    recorded, _ = begun()
+    recorded.take()
+    assert nothing_of("0" * 32, recorded.chunks).startswith(
+        "the recording, which begins at 1970-01-01 00:16:40Z, knows"
+    )
+    assert nothing_of("0" * 32, []) == "the recording is empty"

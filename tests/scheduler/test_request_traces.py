@@ -22,7 +22,8 @@ from headrace_shared.messages import (
     WorkerId,
 )
 from headrace_shared.otel import OtelTracing
-from headrace_shared.telemetry import Metrics, TraceContext
+from headrace_shared.telemetry import Metrics
+from headrace_shared.trace_context import TraceContext
 from tests.shared.samples import REQUEST
 
 PARENT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")

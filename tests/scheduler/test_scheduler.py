@@ -2,11 +2,20 @@
 
 import pytest
 
-from headrace_scheduler.decisions import AddResult, SchedulerConfig
+from headrace_scheduler.decisions import AddResult
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.waiting import LOOKAHEAD, MAX_BYPASSED
 from headrace_shared.codec import unpack_ids
-from headrace_shared.messages import BlockId, CancelReason, Extension, FinishReason, Outcome, RequestId, SequenceId
+from headrace_shared.messages import (
+    GRAMMAR_FAILED,
+    BlockId,
+    CancelReason,
+    Extension,
+    FinishReason,
+    Outcome,
+    RequestId,
+    SequenceId,
+)
 from tests.scheduler.builders import (
     NOW,
     W1,
@@ -276,6 +285,17 @@ def test_a_sequence_that_fails_alone_ends_its_request_and_no_other() -> None:
     assert made.gauges().num_running == 1
 
 
+def test_whose_grammar_failed_is_told_so() -> None:
+    made = scheduler(facts())
+    add(made, request("a"))
+    step(made)
+    advance(made, 1, 40, 1)
+    advance(made, 1, 40, error=f"{GRAMMAR_FAILED}too many states")
+    [ended] = step(made).ended
+    assert (ended.event.outcome, ended.event.code) == (Outcome.FAILED, "grammar_too_complex")
+    assert "form" in ended.event.message and "states" not in ended.event.message
+
+
 def test_a_redelivered_message_replaces_the_ack_subject_only() -> None:
     made = scheduler(facts())
     add(made, request())
@@ -331,44 +351,6 @@ def test_every_way_to_end_gives_all_blocks_back() -> None:
         assert gauges.workers[W1].num_free == 16
     add(made, request("whole pool", prompt=200, max_tokens=56))
     assert admitted_names(step(made)) == ["whole pool"]
-
-
-# What intake is told.
-
-
-def test_there_is_no_room_without_a_worker_and_less_with_each_that_waits() -> None:
-    made = Scheduler()
-    assert made.room() == 0
-    made.add_worker(W1, facts(num_blocks=64, max_sequences=16), (), NOW)
-    room = made.room()
-    assert 16 <= room <= 24
-    add(made, request("a", num_choices=3))
-    assert made.room() == room - 3
-    step(made)
-    assert made.num_waiting == 2
-    made.set_accepting(W1, False)
-    assert made.room() == 0
-
-
-def test_a_full_worker_leaves_a_small_window() -> None:
-    made = scheduler(facts(num_blocks=8, max_sequences=64))
-    add(made, request("a", prompt=100, max_tokens=20))
-    step(made)
-    assert made.room() == 8
-
-
-def test_the_window_is_bounded_by_configuration() -> None:
-    made = scheduler(facts(max_sequences=64), config=SchedulerConfig(max_waiting=5))
-    assert made.room() == 5
-
-
-def test_a_stalled_sequence_is_not_runnable() -> None:
-    made = scheduler(facts(num_blocks=8), config=SchedulerConfig(horizon_blocks=1))
-    add(made, request("a", prompt=40, max_tokens=80), request("b", prompt=40, max_tokens=80, seed=2))
-    step(made)
-    assert made.gauges().workers[W1].num_runnable == 2
-    advance(made, 2, 64, *range(25))
-    assert made.gauges().workers[W1].num_runnable == 1
 
 
 def test_tokens_are_kept_in_order_over_coalesced_progress() -> None:

@@ -2,6 +2,10 @@
 
 import asyncio
 
+import pytest
+
+from headrace_scheduler import stream_watch
+from headrace_scheduler.service import ADOPTED_S
 from headrace_shared import codec, telemetry
 from headrace_shared.bus import Delivery
 from headrace_shared.fleet_messages import Telemetry
@@ -51,6 +55,21 @@ async def test_a_stopped_scheduler_gives_back_what_was_never_placed() -> None:
         # The running one stays with its worker, whose next scheduler learns of it there.
         assert len(offered) == 3
         assert all(delivery.num_delivered == 2 for delivery in offered)
+
+
+async def test_a_stopped_scheduler_gives_back_what_waits_for_a_worker_again() -> None:
+    """Nobody else knows of it; without a word it would be offered again after the whole ack wait only."""
+    async with World.open() as world:
+        scheduler = world.scheduler()
+        world.worker(step_s=0.02)
+        request = await world.submit([4, 5], max_tokens=300)
+        await until(lambda: world.outputs[request][0])
+        await world.kill("worker-1")
+        await until(lambda: scheduler.core.gauges().num_waiting == 1)
+        scheduler.service.drain()
+        await until(lambda: world.is_over("scheduler-1"))
+        delivery = await world.bus.pull(Queue(MODEL, Lane.INTERACTIVE).consumer, ADOPTED_S + 1.0)
+        assert delivery is not None and delivery.num_delivered == 2
 
 
 async def test_a_request_whose_end_was_already_told_is_not_ended_again() -> None:
@@ -106,3 +125,16 @@ async def test_choices_that_only_the_log_knows_are_completed() -> None:
 async def ended_events(world: World, request_id: RequestId, router: RouterId) -> list[bytes]:
     messages = await world.bus.read(TOKENS.name, tokens_subject(router, request_id), 10_000)
     return [message.data for message in messages if b"RequestEnded" in message.data]
+
+
+async def test_what_somebody_has_deleted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker's connection was never lost. Whatever was queued is gone; what comes afterwards is served."""
+    monkeypatch.setattr(stream_watch, "CHECK_S", 0.05)
+    async with World.open() as world:
+        world.scheduler()
+        world.worker()
+        await world.ended(await world.submit([1, 2], max_tokens=3))
+        for name in ("REQUESTS", TOKENS.name, "KV_LEASES"):
+            world.broker.streams.pop(name)
+        await until(lambda: {"REQUESTS", TOKENS.name, "KV_LEASES"} <= world.broker.streams.keys())
+        await world.ended(await world.submit([3, 4], max_tokens=3))

@@ -18,7 +18,7 @@ from headrace_shared.messages import (
     SequenceSnapshot,
     WorkerId,
 )
-from headrace_shared.telemetry import TraceContext
+from headrace_shared.trace_context import TraceContext
 from tests.shared.samples import REQUEST
 
 FACTS = WorkerFacts(num_blocks=64, block_size=16, context=1024, max_sequences=8, tokens_per_iteration=512)

@@ -23,10 +23,10 @@ from tests.scheduler.builders import (
     report,
     request,
     scheduler,
+    snapshot,
     step,
 )
 from tests.scheduler.model_fleet import Link, ModelFleet
-from tests.scheduler.test_adoption import snapshot
 
 W3 = WorkerId("worker-3")
 

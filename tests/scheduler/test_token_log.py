@@ -1,6 +1,6 @@
 """What a successor learns from the token log."""
 
-from headrace_scheduler.token_log import parse_log
+from headrace_scheduler.token_log import RequestLog, parse_log
 from headrace_shared import codec
 from headrace_shared.messages import FinishReason, Outcome, RequestEnded, RequestId, TokenFrame
 
@@ -14,7 +14,7 @@ def frame(index: int, *tokens: int, choice: int = 0, attempt: int = 0, finish: F
 
 
 def test_an_empty_log_knows_nothing() -> None:
-    assert parse_log([]) == ({}, False)
+    assert parse_log([]) == RequestLog({}, False)
 
 
 def test_frames_are_put_together_by_choice() -> None:
@@ -33,6 +33,14 @@ def test_only_what_follows_the_beginning_without_a_gap_counts() -> None:
     assert log.choices[0].output == (5,) and log.choices[0].finish is None
     log = parse_log([frame(3, 7, attempt=4)])
     assert log.choices[0].output == () and log.choices[0].attempt == 4
+
+
+def test_a_tail_is_put_behind_what_is_known() -> None:
+    known = {0: [5, 6], 1: [8]}
+    log = parse_log([frame(1, 6, attempt=2), frame(2, 7, attempt=2, finish=FinishReason.STOP)], known=known)
+    assert log.choices == {0: ((5, 6, 7), 2, FinishReason.STOP)} and not log.has_gap
+    log = parse_log([frame(3, 7), frame(1, 9, choice=1)], known=known)
+    assert log.has_gap and log.choices[1].output == (8, 9)
 
 
 def test_a_finish_at_the_end_is_known() -> None:

@@ -2,7 +2,7 @@ from msgspec.structs import replace
 
 from headrace_scheduler.trace_ids import MAX_KNOWN, TraceIds
 from headrace_shared.messages import RequestId
-from headrace_shared.telemetry import new_trace
+from headrace_shared.trace_context import new_trace
 from tests.shared.samples import REQUEST
 
 

@@ -1,7 +1,8 @@
 """A broker with the services' users, and buses with their rights."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -13,7 +14,13 @@ from headrace_shared.provisioning import provision
 from headrace_shared.subjects import FLIGHT, requests_stream
 from tests.security.raw_client import guarded_server
 
-As = Callable[[Role], Awaitable[NatsBus]]
+
+class As(Protocol):
+    def __call__(self, role: Role, request_timeout_s: float = 1.0) -> Awaitable[NatsBus]: ...
+
+
+PATIENT_S = 30.0
+"""For who must get an answer while others flood the broker."""
 
 
 @pytest.fixture
@@ -29,14 +36,14 @@ async def bus_of(guarded: NatsServer, tmp_path: Path) -> AsyncIterator[As]:
     """All streams and buckets are there."""
     buses: list[NatsBus] = []
 
-    async def connect(role: Role) -> NatsBus:
+    async def connect(role: Role, request_timeout_s: float = 1.0) -> NatsBus:
         bus = await NatsBus.connect(
             guarded.url,
             name=f"{role}-{len(buses)}",
             on_closed=lambda: None,
             role=role,
             credentials=str(key_path(tmp_path / "keys", role)),
-            request_timeout_s=1.0,
+            request_timeout_s=request_timeout_s,
         )
         buses.append(bus)
         return bus

@@ -3,7 +3,7 @@
 from headrace_shared import subjects
 from headrace_shared.broker_permissions import Role, inbox_prefix
 from headrace_shared.messages import Lane, RequestId, RouterId, SchedulerId, WorkerId
-from headrace_shared.subjects import BUCKETS, REQUESTS, STREAMS, Queue, bucket_stream, bucket_subject
+from headrace_shared.subjects import BUCKETS, REQUESTS, STREAMS, Queue, bucket_stream, bucket_subject, stored_subject
 
 REQUEST = RequestId("0123456789abcdef0123456789abcdef")
 ROUTER = RouterId("router-1")
@@ -14,6 +14,7 @@ KEYS = {
     "LEASES": (subjects.worker_lease_key(WORKER), subjects.AUTOSCALER_LEASE),
     "MODELS": (subjects.model_card_key("m", 0),),
     "GROUPS": (subjects.group_key("g", 0),),
+    "RESPONSE_SHARES": ("owner.writer",),
     "BATCH_LEASES": ("batch.batch-1", "tidying"),
     "FILES": ("owner.file",),
     "BATCHES": ("owner.batch",),
@@ -39,7 +40,12 @@ OWN = (
     subjects.batch_results_subject("batch-1"),
     subjects.object_chunks_subject("FILES", "object"),
     subjects.object_info_subject("FILES", "name"),
-    *(bucket_subject(spec.name, key) for spec in BUCKETS for key in KEYS.get(spec.name, ("key",))),
+    *(
+        of(spec.name, key)
+        for of in (bucket_subject, stored_subject)
+        for spec in BUCKETS
+        for key in KEYS.get(spec.name, ("key",))
+    ),
 )
 """Of our own making."""
 
@@ -68,6 +74,7 @@ _OF_A_STREAM = (
     "CONSUMER.MSG.NEXT.{}.c",
     "CONSUMER.PAUSE.{}.c",
     "CONSUMER.UNPIN.{}.c",
+    "CONSUMER.RESET.{}.c",
     "CONSUMER.LEADER.STEPDOWN.{}.c",
 )
 OF_JETSTREAM = (
@@ -98,6 +105,7 @@ SUBSCRIPTIONS = (
     *PUBLICATIONS,
     *(">", "*", "*.*", "*.*.*", "*.*.*.*", "*.>"),
     *("$SYS.>", "$SYS.*", "$JS.>", "$JS.API.>", "$JS.ACK.>", "$JS.EVENT.>", "$KV.>", "$KV.KEYS.>", "$KV.*.*"),
+    *("stored.*.>", "stored.*.*", *(stored_subject(spec.name, ">") for spec in BUCKETS)),
     *("_INBOX.>", "_INBOX.*", "_INBOX.*.*", *(f"{inbox_prefix(role)}.>" for role in Role)),
     *(f"{head}.>" for head in sorted({subject.split(".")[0] for subject in OWN} - {"$KV", "$O"})),
     subjects.all_tokens_of(ROUTER),

@@ -7,7 +7,7 @@ import pytest
 
 from headrace_shared.broker import NatsServer
 from headrace_shared.broker_permissions import RIGHTS, Role, permissions_of
-from headrace_shared.subjects import BUCKETS, STREAMS, bucket_stream
+from headrace_shared.subjects import BUCKETS, REQUESTS, STREAMS, bucket_stream
 from tests.security.operations import EVERY_STREAM, INBOXES, PUBLICATIONS, SUBSCRIPTIONS
 from tests.security.raw_client import raw_user
 
@@ -48,7 +48,8 @@ def test_nothing_is_allowed_by_a_wildcard_that_reaches_beyond_its_kind() -> None
             if rest[-1] == ">":
                 own = head == f"_INBOX_{role}"
                 queue = subject.endswith("REQUESTS.>") and rest[0] in ("ACK", "API")
-                assert own or (queue and role is Role.SCHEDULER), subject
+                bucket = head == "stored" and subject not in permissions_of(role).publish
+                assert own or bucket or (queue and role is Role.SCHEDULER), subject
             if head == "$JS" and rest[0] == "API":
                 stream = next(token for token in rest if token.isupper() and token in EVERY_STREAM)
                 assert stream, subject
@@ -102,8 +103,16 @@ def test_what_must_never_be_allowed() -> None:
     assert not [name for name in said_by_workers if "CONSUMER" in name]
     assert not [name for name in said_by_workers if name.startswith(("requests", "commands", "grants"))]
     heard_by_workers = {name.split(".")[0] for role, name in heard if role == "worker"}
-    assert heard_by_workers == {"grants", "commands", "_INBOX_worker", "$KV"}
-    assert {name.split(".")[1] for role, name in heard if name.startswith("$KV")} == {"GROUPS", "ADAPTERS"}
+    assert heard_by_workers == {"grants", "commands", "_INBOX_worker", "stored"}
+    watched_by_workers = {name.split(".")[1] for role, name in heard if role == "worker" and name.startswith("stored")}
+    assert watched_by_workers == {"GROUPS", "ADAPTERS"}
+    assert not [name for _, name in heard if name.startswith("$KV")]
+    assert not [name for _, name in allowed if name.startswith("stored")], "only the broker itself says what is stored"
+    # What comes out of a stream as it was stored, or without a body, could be anybody's word wherever it is sent.
+    may_speak_for_others = {role for role, name in allowed if ".DIRECT.GET." in name or ".CONSUMER.CREATE." in name}
+    assert may_speak_for_others == {"scheduler", "operator"}
+    makers_of_consumers = {(role, name.split(".")[4]) for role, name in allowed if ".CONSUMER.CREATE." in name}
+    assert makers_of_consumers == {("scheduler", REQUESTS)}
     assert {role for role, name in allowed if ".STREAM.PURGE." in name} == {"router"}
     assert not [name for _, name in allowed if ".STREAM.PURGE.KV_" in name or name.endswith("PURGE.REQUESTS")]
     assert {role for role, name in heard if name.startswith("tokens")} == {"router"}

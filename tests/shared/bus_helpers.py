@@ -10,6 +10,7 @@ from headrace_shared.bus import Bus
 from headrace_shared.messages import Lane
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import BucketSpec, ConsumerSpec
+from tests.patience import PATIENCE_S
 from tests.queues import request_subject
 
 SUBJECT = request_subject("m", Lane.INTERACTIVE, 0)
@@ -30,7 +31,7 @@ class Connect(Protocol):
     def __call__(self) -> Awaitable[NatsBus]: ...
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> float:
+async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> float:
     """Seconds until it held."""
     started = time.monotonic()
     async with asyncio.timeout(timeout_s):

@@ -1,9 +1,12 @@
 """Buses for the tests of this package."""
 
-from collections.abc import AsyncIterator
+import io
+import logging
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from headrace_shared.broker import NatsServer
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
@@ -55,3 +58,16 @@ async def bus(connect: Connect) -> NatsBus:
     await bus.ensure_consumer(CONSUMER)
     await bus.ensure_bucket(BUCKET)
     return bus
+
+
+@pytest.fixture
+def logs() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level, raises = root.handlers[:], root.level, logging.raiseExceptions
+    stream = io.StringIO()
+    yield stream
+    logging.raiseExceptions = raises
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()

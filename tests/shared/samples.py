@@ -178,6 +178,8 @@ SAMPLES: dict[str, Struct] = {
         is_parking=True,
         command_epoch=3,
         adapters=(LoadedAdapter("tiny-poet", "0123456789abcdef", "its rank is too large", 4),),
+        device="cuda:0",
+        dtype="bfloat16",
     ),
     "AdapterRecord": AdapterRecord(
         name="tiny-poet", model="tiny", path="poets/tiny", digest="0123456789abcdef", created=1_700_000_000
@@ -230,6 +232,7 @@ SAMPLES: dict[str, Struct] = {
         repetition_penalty=1.25,
         created=1_700_000_000,
         hidden_size=576,
+        constrained_decoding=False,
     ),
     "RouterLoad": RouterLoad(
         router=RouterId("router-01234567"),
@@ -237,6 +240,8 @@ SAMPLES: dict[str, Struct] = {
         waiting=(WaitingGroup(0, 41, 3, 4, 700, 96, "acme", 2.0),),
         running=(RunningGroup(2, 60),),
         promises=b"\x01\x02\x03\x04\x05\x06\x07\x08",
+        newest_sequence=43,
+        kept_promises=b"\x08\x07\x06\x05\x04\x03\x02\x01",
     ),
     "FlightPart": FlightPart(
         scheduler=SchedulerId("scheduler-01234567"), chunk=7, part=1, num_parts=2, data=b"\x93\x01\x02\x03"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace_shared import broker
 from headrace_shared.broker import NatsServer, find_nats_server
 from headrace_shared.errors import BusUnavailable, ConfigError
 
@@ -23,6 +24,19 @@ async def test_it_is_ready_on_a_free_loopback_port_when_started(nats_server: Nat
     assert b'"jetstream":true' in await reader.readline()
     writer.close()
     await writer.wait_closed()
+
+
+async def test_its_folder_may_have_any_name(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / os.fsdecode("José 日本 'a' \"b\" \\ $HOME #;{%}\n".encode() + b"\xff"))
+    await server.start()
+    await server.stop()
+    assert (server.data_dir / "store" / "jetstream").is_dir() and server.log_path.stat().st_size > 0
+
+
+async def test_what_it_complains_of_before_it_has_a_log_is_told(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, access="nonsense {")
+    with pytest.raises(BusUnavailable, match="Parse error"):
+        await server.start()
 
 
 async def test_it_keeps_its_ports_over_a_crash_and_a_stop(nats_server: NatsServer) -> None:
@@ -48,7 +62,7 @@ async def test_a_paused_one_hangs_until_resumed_and_can_be_stopped(nats_server: 
     nats_server.pause()
     started = time.monotonic()
     await nats_server.stop()
-    assert nats_server.pid is None and time.monotonic() - started < 5.0
+    assert nats_server.pid is None and time.monotonic() - started < 20.0
 
 
 async def test_a_taken_port_is_reported_in_one_line(nats_server: NatsServer, tmp_path: Path) -> None:
@@ -56,6 +70,23 @@ async def test_a_taken_port_is_reported_in_one_line(nats_server: NatsServer, tmp
     with pytest.raises(BusUnavailable, match="address already in use") as caught:
         await second.start()
     assert "\n" not in str(caught.value) and second.pid is None
+
+
+async def test_a_store_has_one_server(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if whoever started the first one is dead, and it takes its time to end."""
+    second = NatsServer(nats_server.data_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(broker, "LOCK_TIMEOUT_S", 0.1)
+        with pytest.raises(BusUnavailable, match=f"another nats-server still uses {nats_server.data_dir}"):
+            await second.start()
+    assert second.pid is None and await nats_server.is_healthy()
+    starting = asyncio.create_task(second.start())
+    await asyncio.sleep(0.1)
+    assert second.pid is None
+    await nats_server.kill()
+    await starting
+    assert await second.is_healthy()
+    await second.kill()
 
 
 async def test_a_binary_that_is_no_nats_server_is_reported(tmp_path: Path) -> None:
@@ -84,6 +115,7 @@ def test_it_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
     script = """
 import asyncio, sys
 from pathlib import Path
+from headrace_shared import broker
 from headrace_shared.broker import NatsServer
 
 async def main():

@@ -65,12 +65,23 @@ def test_a_removed_key_is_free_and_forgotten() -> None:
     assert table.is_free(KEY, 100.0) and table.keys() == []
 
 
-def test_what_is_no_lease_is_refused_and_changes_nothing() -> None:
+def test_what_is_no_lease_is_no_sign_of_life_and_can_be_replaced() -> None:
     table = LeaseTable()
     table.observe(KEY, entry("a", 4, 7), 100.0)
     with pytest.raises(ProtocolError):
         table.observe(KEY, Entry(KEY, b"\xc1", 8), 100.1)
     assert not table.is_free(KEY, 100.2)
+    assert table.is_free(KEY, 100.0 + LEASE_TTL_S)
+    known = table.get(KEY)
+    assert known is not None and (known.record.epoch, known.revision) == (4, 8)
+
+
+def test_a_key_that_never_held_a_lease_is_free() -> None:
+    table = LeaseTable()
+    with pytest.raises(ProtocolError):
+        table.observe(KEY, Entry(KEY, b"{}", 8), 100.0)
+    known = table.get(KEY)
+    assert table.is_free(KEY, 100.0) and known is not None and (known.record.epoch, known.revision) == (0, 8)
 
 
 # The holder, with clocks of its own.
@@ -217,10 +228,21 @@ async def test_the_key_of_something_gone_can_be_forgotten_once_free(trio: Trio) 
     assert await trio.buses[0].get(LEASES.name, KEY) is None
 
 
-async def test_a_foreign_value_is_no_lease_and_breaks_nothing(trio: Trio) -> None:
+async def test_a_foreign_value_is_no_lease_and_does_not_bar_one(trio: Trio) -> None:
+    a, b, _ = trio.leases
     await trio.buses[1].put(LEASES.name, KEY, b"\xc1")
     await settle()
-    assert await trio.leases[0].acquire(KEY) is None
+    first = await a.acquire(KEY)
+    assert first is not None
+    await settle()
+    await trio.buses[2].put(LEASES.name, KEY, b"\xc1")
+    await settle()
+    with pytest.raises(RevisionConflict):
+        await a.renew(KEY)
+    assert await b.acquire(KEY) is None, "its holder may not know yet"
+    trio.pass_time(LEASE_TTL_S)
+    second = await b.acquire(KEY)
+    assert second is not None and second.epoch == first.epoch + 1
 
 
 # Kept by a task, in real time.
@@ -282,12 +304,12 @@ async def test_a_hung_broker_costs_the_lease_and_a_peer_takes_it_afterwards(
     assert await peer.acquire(KEY) is None
     nats_server.pause()
     seconds = await until(lambda: lost)
-    assert LEASE_TTL_S - RENEW_S - 0.5 < seconds < LEASE_TTL_S + 0.5 and holder.held == {}
+    assert LEASE_TTL_S - RENEW_S - 0.5 < seconds < LEASE_TTL_S + 5.0 and holder.held == {}
     nats_server.resume()
     await until(lambda: buses[1].is_connected)
     await until(lambda: peer.is_free(KEY))
     taken = None
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(30.0):
         while taken is None:
             taken = await peer.acquire(KEY)
             await asyncio.sleep(0.1)

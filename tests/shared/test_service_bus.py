@@ -1,9 +1,9 @@
 import pytest
 
 from headrace_shared.broker import NatsServer
+from headrace_shared.common_settings import CommonSettings
 from headrace_shared.service import Service
 from headrace_shared.service_bus import service_bus
-from headrace_shared.settings import CommonSettings
 
 
 @pytest.mark.nats

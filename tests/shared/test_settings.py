@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
+from headrace_shared.common_settings import CommonSettings
 from headrace_shared.errors import ConfigError
-from headrace_shared.settings import CommonSettings, Secret, load_settings, parse_int
+from headrace_shared.settings import Secret, load_settings, parse_int
 
 
 class Example(CommonSettings, frozen=True, kw_only=True):
@@ -60,6 +61,12 @@ def test_the_config_flag_beats_its_variable(tmp_path: Path) -> None:
 
 def test_an_empty_variable_counts_as_unset() -> None:
     assert load(environ={"HEADRACE_SIZE": "", "HEADRACE_MODE": ""}) == Example()
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
+    assert load(environ={"HEADRACE_HEALTH_PORT": "tcp://10.0.0.1:8000"}) == Example()
+    with pytest.raises(ConfigError, match="HEADRACE_HEALTH_PORT"):
+        load(environ={"HEADRACE_HEALTH_PORT": "10.0.0.1:8000"})
 
 
 def test_other_variables_are_nobodys_business() -> None:
@@ -125,6 +132,7 @@ def test_words_for_booleans(text: str, value: bool) -> None:
         (["--sise", "1"], {}, "--sise", "unknown flag; did you mean --size?"),
         (["--zzzz"], {}, "--zzzz", "unknown flag; see --help"),
         (["--siz", "1"], {}, "--siz", "unknown flag; did you mean --size?"),
+        (["--bold"], {}, "--bold", "unknown flag; see --help"),
         (["word"], {}, "word", "unexpected argument"),
         (["--size"], {}, "--size", "expected one argument"),
         (["--size", "0"], {}, "--size", "must be int >= 1, not '0'"),

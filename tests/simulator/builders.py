@@ -1,5 +1,7 @@
 """Workers and traffic for tests of the simulator."""
 
+from typing import Any
+
 import numpy as np
 
 from headrace_simulator.arrivals import Arrivals
@@ -8,8 +10,8 @@ from headrace_simulator.settings import SimulateSettings
 from headrace_simulator.workers import WorkerKind
 
 
-def kind(**settings: object) -> WorkerKind:
-    return make_kind(SimulateSettings(**settings))  # type: ignore[arg-type]
+def kind(**settings: Any) -> WorkerKind:
+    return make_kind(SimulateSettings(**settings))
 
 
 def arrivals(count: int, prompt: int = 1000, answer: int = 200) -> Arrivals:

@@ -48,6 +48,16 @@ def test_without_a_worker_requests_wait_and_are_served_in_order_once_there_is_on
     assert served.max() > 10 and list(np.sort(served)[::-1][:5]) == sorted(served[:5], reverse=True)
 
 
+def test_a_prompt_that_fills_the_whole_cache_does_not_stop_the_queue_for_ever() -> None:
+    fleet = model()
+    fleet.step(0.0, 1, arrivals(1, prompt=kind().kv_tokens - 1, answer=1))
+    fleet.step(1.0, 1, arrivals(1, prompt=10, answer=1))
+    for at in range(2, 600):
+        fleet.step(float(at), 1, nothing())
+    load = fleet.load(600.0)
+    assert (load.num_waiting, load.num_running) == (0, 0)
+
+
 def test_overload_makes_a_queue_that_grows_as_the_surplus() -> None:
     workers = 2
     capacity = kind().capacity(1000, 200)

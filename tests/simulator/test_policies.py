@@ -1,13 +1,15 @@
 """What the autoscaler's policy is worth on a thousand GPUs."""
 
+from typing import Any
+
 from headrace_simulator.plan import make_cluster, make_gate, make_plan, make_scaler
 from headrace_simulator.recorder import Result
 from headrace_simulator.settings import SimulateSettings
 from headrace_simulator.simulation import simulate
 
 
-def run(policy: str, **settings: object) -> Result:
-    made = SimulateSettings(gpus=1000, step_s=2.0, max_requests_per_step=100, **settings)  # type: ignore[arg-type]
+def run(policy: str, **settings: Any) -> Result:
+    made = SimulateSettings(gpus=1000, step_s=2.0, max_requests_per_step=100, **settings)
     plan = make_plan(made)
     scaler, num_first = make_scaler(made, plan, policy)
     frame = plan.frame._replace(num_first=num_first)

@@ -75,3 +75,16 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
     with pytest.raises(ConfigError, match="cannot read"):
         read_trace(str(tmp_path / "binary.csv"), step_s=1)
+
+
+def test_rows_are_cut_to_what_a_worker_holds(tmp_path: Path) -> None:
+    trace = read(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n0,90000000,50\n1,100,90000000\n").within(4096)
+    assert trace.arrivals(0).prompts.tolist() == [4095] and trace.arrivals(0).answers.tolist() == [1]
+    assert trace.arrivals(1).prompts.tolist() == [100] and trace.arrivals(1).answers.tolist() == [3996]
+    assert trace.max_answer == 3996
+
+
+@pytest.mark.parametrize("row", ["0,-1,5", "0,5,-1", f"0,{10**30},5", f"0,5,{10**30}"])
+def test_numbers_that_no_request_has_are_refused_with_their_line(tmp_path: Path, row: str) -> None:
+    with pytest.raises(ConfigError, match="line 2"):
+        read(tmp_path, f"TIMESTAMP,ContextTokens,GeneratedTokens\n{row}\n")

@@ -69,3 +69,7 @@ def load_tiny(folder: Path, **changes: Any) -> TorchEngine:
     engine = load(EngineConfig(**{**settings, **changes}), lambda what, done, total: None)
     assert isinstance(engine, TorchEngine)
     return engine
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,6 +1,6 @@
 """Builders for tests that drive the iteration loop."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from headrace_shared.codec import pack_ids
 from headrace_shared.messages import (
@@ -15,8 +15,9 @@ from headrace_shared.messages import (
     StopParams,
     TokenLogprobs,
 )
-from headrace_worker.iteration import SequenceResult
+from headrace_worker.iteration import SequenceResult, SequenceSlice
 from headrace_worker.loop import IterationLoop, StepResult
+from tests.scripted_engine import ScriptedEngine
 
 
 def admission(
@@ -107,3 +108,15 @@ def run_until_idle(loop: IterationLoop, collected: Collected | None = None, max_
             return collected
         collected.add(step)
     raise AssertionError(f"not idle after {max_steps} steps")
+
+
+class RecordingEngine(ScriptedEngine):
+    def __init__(self, *, tokens_per_iteration: int = 256, max_sequences: int = 64, looks_ahead: bool = False) -> None:
+        super().__init__(
+            tokens_per_iteration=tokens_per_iteration, max_sequences=max_sequences, looks_ahead=looks_ahead
+        )
+        self.iterations: list[list[tuple[int, int, int]]] = []
+
+    def submit(self, slices: Sequence[SequenceSlice]) -> None:
+        self.iterations.append([(part.sequence_id, part.start, part.num_tokens) for part in slices])
+        super().submit(slices)

@@ -10,12 +10,12 @@ from tokenizers import AddedToken, Tokenizer, processors
 from headrace_shared.errors import ConfigError
 from headrace_shared.fleet_messages import ModelCard
 from headrace_worker.models.card import card_from_folder, card_from_gguf
-from headrace_worker.models.checkpoint import open_checkpoint
+from headrace_worker.models.checkpoint import open_checkpoint, open_model
 from headrace_worker.models.gguf import GgufFile
-from headrace_worker.models.source import find_model
+from headrace_worker.models.source import ModelFiles, find_model
 from tests.prompts import ALL
-from tests.worker.checkpoints import VOCAB_SIZE
-from tests.worker.test_gguf import write_gguf
+from tests.worker.checkpoints import VOCAB_SIZE, save_checkpoint
+from tests.worker.tiny_gguf import write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
 
@@ -142,6 +142,38 @@ def test_a_gguf_vocabulary_becomes_a_tokenizer(tmp_path: Path, kind: str, pre: s
     tokenizer = Tokenizer.from_buffer(card.tokenizer)
     assert tokenizer.encode("abc<3>").tokens == ["ab", "c", "<3>"]
     assert card.chat_template is None
+
+
+def _sampling(card: ModelCard) -> tuple[float | None, ...]:
+    return card.temperature, card.top_p, card.top_k, card.repetition_penalty
+
+
+@pytest.mark.model
+def test_the_built_in_model_has_the_defaults_that_its_authors_recommend() -> None:
+    files = find_model("smollm2-135m")
+    assert _sampling(open_model(files, "auto").make_card("m", 64)) == (0.2, 0.9, None, None)
+    assert _sampling(open_model(files, "none").make_card("m", 64)) == (None, None, None, None)
+
+
+def test_defaults_for_sampling_come_from_the_file_then_from_the_package_or_from_nowhere(tmp_path: Path) -> None:
+    import numpy as np
+
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, {"output_norm.weight": np.ones(48, dtype=np.float32)})
+    file = GgufFile(path)
+    file.metadata |= {"general.sampling.temp": float(np.float32(0.7)), "general.sampling.top_k": 40}
+    card = card_from_gguf(file, name="tiny", vocab_size=160, context=512)
+    assert _sampling(card) == (0.7, None, 40, None)
+    file.metadata["general.sampling.temp"] = "hot"
+    with pytest.raises(ConfigError, match=r"general.sampling.temp in tiny.gguf is no number from 0.0 to 2.0"):
+        card_from_gguf(file, name="tiny", vocab_size=160, context=512)
+
+    folder = tmp_path / "folder"
+    save_checkpoint(folder)
+    _write(folder, generation_config={"temperature": 0.6})
+    files = ModelFiles("m", folder, {"temperature": 0.2, "top_p": 0.9})
+    assert _sampling(open_model(files, "auto").make_card("m", 64)) == (0.6, 0.9, None, None)
+    assert _sampling(open_model(files, "none").make_card("m", 64)) == (None, None, None, None)
 
 
 def test_a_gguf_file_without_tokenizer_is_a_config_error(tmp_path: Path) -> None:

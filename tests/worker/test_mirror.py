@@ -85,6 +85,18 @@ def test_what_could_not_be_sent_goes_out_with_the_next_tokens() -> None:
     assert report(mirror, 2) == ([], [])
 
 
+def test_whoever_waits_for_a_first_token_is_served_before_those_who_have_begun() -> None:
+    mirror = Mirror(4)
+    mirror.apply_grant(grant(1, admission(1, PROMPT, [0, 1]), admission(2, PROMPT, [2, 3])))
+    mirror.apply_rows([row(1, 3, 60), row(2, 3, 70)], [])
+    assert [frame.index for frame in frames(mirror)] == [0, 0]
+    mirror.apply_grant(grant(2, admission(3, PROMPT, [4, 5]), admission(4, PROMPT, [6, 7])))
+    mirror.apply_rows([row(1, 4, 61), row(2, 4, 71), row(3, 3, 80), row(4, 3, 90)], [])
+    assert [(frame.index, *frame.tokens) for frame in frames(mirror)] == [(0, 80), (0, 90), (1, 61), (1, 71)]
+    mirror.apply_rows([row(1, 5, 62), row(2, 5, 72), row(3, 4, 81), row(4, 4, 91)], [])
+    assert [frame.tokens for frame in frames(mirror)] == [(62,), (72,), (81,), (91,)]
+
+
 def test_everything_is_published_again_after_a_broken_connection() -> None:
     mirror = Mirror(4)
     mirror.apply_grant(grant(1, admission(1, PROMPT, [0, 1], output=[50])))

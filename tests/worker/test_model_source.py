@@ -24,7 +24,7 @@ def test_a_folder_and_a_file_are_named_after_themselves(tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
     (tmp_path / "my-model" / "config.json").write_text("{}")
     (tmp_path / "weights.Q4.gguf").write_bytes(b"")
-    assert find_model(str(tmp_path / "my-model")) == ("my-model", tmp_path / "my-model")
+    assert find_model(str(tmp_path / "my-model")) == ("my-model", tmp_path / "my-model", {})
     assert find_model(str(tmp_path / "weights.Q4.gguf")).name == "weights.Q4"
 
 

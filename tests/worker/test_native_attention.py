@@ -34,6 +34,10 @@ class Case(NamedTuple):
             block_size=self.pages.shape[3],
         )
 
+    @property
+    def pages_of_kernels(self) -> Tensor:
+        return reference.values_paired(self.pages)
+
     def of(self, sequence: int) -> "Case":
         """The same sequence alone."""
         first, last = self.query_starts[sequence : sequence + 2].tolist()
@@ -80,6 +84,7 @@ BATCHES = {
     "one long sequence": ([1], [4096]),
     "single queries": ([1, 1, 1, 1], [1, 70, 1000, 64]),
     "ragged mix": ([1, 37, 200, 3], [300, 37, 260, 1200]),
+    "many single queries": ([1] * 24, [1, 16, 17, 255, 256, 257, 300, 520, *range(40, 56)]),
 }
 
 
@@ -93,28 +98,31 @@ def test_equals_the_reference(
     kernels: Library, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_size: int, batch: str
 ) -> None:
     case = make_case(*BATCHES[batch], heads=heads, head_dim=head_dim, block_size=block_size, dtype=dtype)
-    output = paged_attention(case.queries, case.pages, case.batch, library=kernels)
+    output = paged_attention(case.queries, case.pages_of_kernels, case.batch, library=kernels)
     exact = reference.paged_attention(case.queries.float(), case.pages.float(), *case[2:])
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(output.float(), exact, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((5, 5), 64), ((16, 8), 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sequence_does_not_depend_on_the_batch(kernels: Library, dtype: torch.dtype) -> None:
+def test_a_sequence_does_not_depend_on_the_batch(
+    kernels: Library, dtype: torch.dtype, heads: tuple[int, int], head_dim: int
+) -> None:
     queries, lengths = [1, 60, 1, 1, 16, *[1] * 20], [1000, 60, 300, 5, 700, *[400] * 20]
-    case = make_case(queries, lengths, dtype=dtype)
-    together = paged_attention(case.queries, case.pages, case.batch, library=kernels)
+    case = make_case(queries, lengths, heads=heads, head_dim=head_dim, dtype=dtype)
+    together = paged_attention(case.queries, case.pages_of_kernels, case.batch, library=kernels)
     starts = case.query_starts.tolist()
     for sequence in range(6):
         alone = case.of(sequence)
-        output = paged_attention(alone.queries, alone.pages, alone.batch, library=kernels)
+        output = paged_attention(alone.queries, alone.pages_of_kernels, alone.batch, library=kernels)
         assert torch.equal(output, together[starts[sequence] : starts[sequence + 1]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_query_does_not_depend_on_how_the_prompt_is_cut(kernels: Library, dtype: torch.dtype) -> None:
     case = make_case([600], [600], dtype=dtype)
-    whole = paged_attention(case.queries, case.pages, case.batch, library=kernels)
+    whole = paged_attention(case.queries, case.pages_of_kernels, case.batch, library=kernels)
     for first, last in ((0, 1), (5, 6), (13, 120), (250, 270), (599, 600)):
         batch = PagedBatch(
             np.array([0, last - first], dtype=np.int32),
@@ -122,7 +130,7 @@ def test_a_query_does_not_depend_on_how_the_prompt_is_cut(kernels: Library, dtyp
             case.block_table.numpy(),
             block_size=16,
         )
-        piece = paged_attention(case.queries[first:last], case.pages, batch, library=kernels)
+        piece = paged_attention(case.queries[first:last], case.pages_of_kernels, batch, library=kernels)
         assert torch.equal(piece, whole[first:last])
 
 
@@ -131,9 +139,9 @@ def test_the_number_of_threads_changes_nothing(kernels: Library) -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = paged_attention(case.queries, case.pages, case.batch, library=kernels)
+        alone = paged_attention(case.queries, case.pages_of_kernels, case.batch, library=kernels)
         torch.set_num_threads(3)
-        assert torch.equal(paged_attention(case.queries, case.pages, case.batch, library=kernels), alone)
+        assert torch.equal(paged_attention(case.queries, case.pages_of_kernels, case.batch, library=kernels), alone)
     finally:
         torch.set_num_threads(threads)
 
@@ -141,8 +149,8 @@ def test_the_number_of_threads_changes_nothing(kernels: Library) -> None:
 def test_queries_may_be_a_part_of_wider_rows(kernels: Library) -> None:
     case = make_case([1, 5], [20, 30])
     wide = torch.cat([case.queries, torch.full((6, 6, 64), math.nan, dtype=torch.bfloat16)], dim=1)
-    output = paged_attention(wide[:, :9], case.pages, case.batch, library=kernels)
-    assert torch.equal(output, paged_attention(case.queries, case.pages, case.batch, library=kernels))
+    output = paged_attention(wide[:, :9], case.pages_of_kernels, case.batch, library=kernels)
+    assert torch.equal(output, paged_attention(case.queries, case.pages_of_kernels, case.batch, library=kernels))
 
 
 def test_refuses_what_it_cannot_compute() -> None:

@@ -5,40 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
 
-from headrace_shared.messages import BlockId, SequenceId
 from headrace_worker import forward
-from headrace_worker.config import EngineConfig
-from headrace_worker.engine import load
-from headrace_worker.iteration import SequenceSlice
 from headrace_worker.native.errors import NativeUnavailable
-from headrace_worker.torch_engine import TorchEngine
-from tests.worker.checkpoints import VOCAB_SIZE, save_checkpoint
+from tests.worker.checkpoints import VOCAB_SIZE, prompt_of, save_checkpoint
+from tests.worker.loop_builders import admission
 from tests.worker.native_variants import VARIANTS, library
+from tests.worker.tiny_native import SIZES, error, load_tiny, slice_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 MODELS: dict[str, dict[str, Any]] = {
     "tied head": {"tie_word_embeddings": True},
     "untied head, biases": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
     "multi-query, wide heads": {"num_key_value_heads": 1, "head_dim": 64},
 }
-
-
-def load_tiny(folder: Path, native: str = "auto", dtype: str = "bfloat16") -> TorchEngine:
-    config = EngineConfig(
-        model=str(folder), device="cpu", dtype=dtype, block_size=8, num_blocks=100, num_threads=2, native=native
-    )
-    engine = load(config, lambda what, done, total: None)
-    assert isinstance(engine, TorchEngine)
-    return engine
 
 
 @pytest.fixture(params=list(VARIANTS))
@@ -47,27 +29,13 @@ def use_variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(forward, "load_kernels", lambda: kernels)
 
 
-def slice_of(tokens: list[int], start: int, end: int, *, number: int = 0) -> SequenceSlice:
-    """Every sequence has 20 blocks of its own, in an order of its own."""
-    blocks = [BlockId(number * 20 + index * 7 % 20) for index in range(-(-end // 8))]
-    return SequenceSlice(SequenceId(number), start, end - start, tokens[start:end], blocks, True)
-
-
-def tokens_of(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def error(actual: Tensor, exact: Tensor) -> float:
-    return float((actual - exact).square().mean().sqrt())
-
-
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS.keys())
 def test_logits_are_as_exact_as_those_of_torch(use_variant: None, tmp_path: Path, changes: dict[str, Any]) -> None:
     save_checkpoint(tmp_path, **(SIZES | changes))
     compiled, plain = load_tiny(tmp_path), load_tiny(tmp_path, native="off")
     wide = load_tiny(tmp_path, native="off", dtype="float32")
     assert [type(engine._forward).__name__ for engine in (compiled, plain)] == ["NativeForward", "TorchForward"]
-    first, second = tokens_of(50, 1), tokens_of(20, 2)
+    first, second = prompt_of(50, 1), prompt_of(20, 2)
     batches = [
         [slice_of(first, 0, 40), slice_of(second, 0, 19, number=1)],
         [slice_of(first, 40, 41), slice_of(second, 19, 20, number=1)],
@@ -84,23 +52,90 @@ def test_logits_are_as_exact_as_those_of_torch(use_variant: None, tmp_path: Path
 def test_results_do_not_depend_on_batch_or_chunks(use_variant: None, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, **SIZES)
     engine = load_tiny(tmp_path)
-    tokens = tokens_of(90)
+    tokens = prompt_of(90)
     whole = engine.logits([slice_of(tokens, 0, 90)])
     for chunk in (1, 13, 64):
         for start in range(0, 90, chunk):
-            others = [slice_of(tokens_of(60, number), 0, 60 - number, number=number) for number in range(1, 4)]
+            others = [slice_of(prompt_of(60, number), 0, 60 - number, number=number) for number in range(1, 4)]
             logits = engine.logits([*others, slice_of(tokens, start, min(start + chunk, 90))])
         assert torch.equal(logits[-1], whole[0]), f"chunks of {chunk}"
+
+
+def test_the_size_of_blocks_changes_next_to_nothing(use_variant: None, tmp_path: Path) -> None:
+    """Blocks of 8 positions hold values in another order than blocks of 16."""
+    save_checkpoint(tmp_path, **SIZES)
+    tokens = prompt_of(50)
+    small, large = (
+        torch.cat(
+            [
+                engine.logits([slice_of(tokens, 0, 41, block_size=block_size)]),
+                engine.logits([slice_of(tokens, 41, 42, block_size=block_size)]),
+            ]
+        )
+        for block_size in (8, 16)
+        for engine in [load_tiny(tmp_path, block_size=block_size)]
+    )
+    assert error(small, large) < 1e-2 * float(large.std())
+
+
+@pytest.mark.parametrize("num_cached", [37, 38])
+def test_a_copied_block_goes_on_with_other_tokens(use_variant: None, tmp_path: Path, num_cached: int) -> None:
+    """Values lie in pairs of positions, one of which may be the source's and the other its own."""
+    save_checkpoint(tmp_path, **SIZES)
+    engine = load_tiny(tmp_path)
+    source, own = prompt_of(45), [*prompt_of(45)[:num_cached], *prompt_of(8, 2)]
+    alone = engine.logits([slice_of(own, 0, len(own), number=2)])
+    shared = slice_of(source, 0, 45)
+    engine.logits([shared])
+    copy = slice_of(own, num_cached, len(own), number=1)
+    copies = tuple(zip(shared.block_ids, copy.block_ids, strict=True))
+    engine.add(admission(1, own, copy.block_ids, num_cached=num_cached, copies=copies))
+    assert torch.equal(engine.logits([copy]), alone)
 
 
 def test_unwritten_positions_do_not_matter(use_variant: None, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, **SIZES)
     engine = load_tiny(tmp_path)
-    tokens = tokens_of(21)
+    tokens = prompt_of(21)
     clean = engine.logits([slice_of(tokens, 0, 20)]), engine.logits([slice_of(tokens, 20, 21)])
     engine.cache.pages.fill_(torch.nan)
     dirty = engine.logits([slice_of(tokens, 0, 20)]), engine.logits([slice_of(tokens, 20, 21)])
     assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
+
+
+def test_greedy_tokens_are_the_likeliest_of_the_logits(use_variant: None, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **SIZES)
+    engine = load_tiny(tmp_path)
+    slices = [slice_of(prompt_of(70 - number, number), 0, 70 - number, number=number) for number in range(4)]
+    logits = engine.logits(slices)
+    tokens = engine._forward.greedy(*engine._inputs(slices))
+    assert tokens is not None
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    plain = load_tiny(tmp_path, native="off")
+    assert plain._forward.greedy(*plain._inputs(slices)) is None
+
+
+def test_a_sequence_whose_logits_are_not_finite_has_no_greedy_token(use_variant: None, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **SIZES)
+    engine = load_tiny(tmp_path)
+    prompts = [prompt_of(20, number) for number in range(3)]
+    engine.logits([slice_of(prompt, 0, 19, number=number) for number, prompt in enumerate(prompts)])
+    last = [slice_of(prompt, 19, 20, number=number) for number, prompt in enumerate(prompts)]
+    engine.cache.pages[:, last[1].block_ids[0]] = torch.nan
+    tokens = engine._forward.greedy(*engine._inputs(last))
+    assert tokens is not None
+    assert [token < 0 for token in tokens.tolist()] == [False, True, False]
+
+
+def test_equal_logits_give_the_first_token(use_variant: None, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **SIZES, tie_word_embeddings=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:1].repeat(VOCAB_SIZE, 1)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    engine = load_tiny(tmp_path)
+    tokens = engine._forward.greedy(*engine._inputs([slice_of(prompt_of(9), 0, 9)]))
+    assert tokens is not None
+    assert tokens.tolist() == [0]
 
 
 def test_models_that_do_not_fit_run_on_torch(tmp_path: Path) -> None:
@@ -119,7 +154,7 @@ def test_without_a_compiler_it_still_runs(
     monkeypatch.setattr(forward, "load_kernels", fail)
     with caplog.at_level("WARNING"):
         engine = load_tiny(tmp_path)
-    assert engine.logits([slice_of(tokens_of(5), 0, 5)]).isfinite().all()
+    assert engine.logits([slice_of(prompt_of(5), 0, 5)]).isfinite().all()
     assert [record.message for record in caplog.records if record.name == "headrace_worker.forward"] == [
         "no compiled kernels, torch's own are slower: no C++ compiler"
     ]

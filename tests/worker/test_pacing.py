@@ -4,8 +4,7 @@ from msgspec.structs import replace
 
 from headrace_worker.loop import IterationLoop
 from headrace_worker.pacing import FIRST_CHUNK, LONG_TOKENS, Pacer
-from tests.worker.loop_builders import admission, run_until_idle
-from tests.worker.test_loop import RecordingEngine
+from tests.worker.loop_builders import RecordingEngine, admission, run_until_idle
 
 
 def test_a_chunk_costs_what_the_slowdown_allows() -> None:

@@ -16,7 +16,7 @@ from headrace_shared.subjects import commands_subject, grants_subject, replies_s
 from headrace_worker.commands import TYPICAL_PROMOTION_S
 from tests.scripted_engine import expected_output
 from tests.worker.loop_builders import admission
-from tests.worker.test_worker_service import PROMPT, Bench
+from tests.worker.service_bench import PROMPT, Bench
 
 WORKER = WorkerId("worker-1")
 SCHEDULER = SchedulerId("scheduler-1")
@@ -60,7 +60,7 @@ class Commanded(Bench):
     def state(self) -> WorkerState:
         return self.hellos[-1].state
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, (self.hellos[-1], self.replies)
@@ -134,7 +134,7 @@ async def test_tells_how_long_its_last_promotion_took(parked: Commanded) -> None
     await parked.until_now(WorkerState.DRAINING)
     parked.judge(is_granted=True)
     await parked.until_now(WorkerState.PARKED)
-    assert 0.1 < parked.hellos[-1].promotion_s < 5.0 and parked.hellos[-1].promotion_s != TYPICAL_PROMOTION_S
+    assert 0.1 < parked.hellos[-1].promotion_s < 60.0 and parked.hellos[-1].promotion_s != TYPICAL_PROMOTION_S
 
 
 async def test_parked_while_a_sequence_runs_it_ends_that_first(bench: Commanded) -> None:

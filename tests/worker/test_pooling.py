@@ -17,7 +17,7 @@ from headrace_worker.parallel.loading import load_rank
 from tests.worker.adapters.loop_runs import Wanted, run
 from tests.worker.adapters.peft_files import merged, save_adapter
 from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
-from tests.worker.cuda.test_build import build
+from tests.worker.cuda.tiny_engine import build
 from tests.worker.engine_driver import make_admission
 from tests.worker.parallel.thread_ranks import LoadRank, load_on_host_device, rank_threads
 

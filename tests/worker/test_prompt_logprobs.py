@@ -15,9 +15,8 @@ from headrace_worker.loop import IterationLoop
 from headrace_worker.sampling import NOT_FINITE
 from headrace_worker.scoring import ROWS_AT_ONCE, score, targets_of
 from tests.scripted_engine import ScriptedEngine, expected_output
-from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
+from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, prompt_of, save_checkpoint
 from tests.worker.cuda.toy import toy_engine, toy_logits
-from tests.worker.families.test_families import prompt_of
 from tests.worker.loop_builders import Collected, admission, run_until_idle
 from tests.worker.parallel.thread_ranks import load_on_host_device, rank_threads
 
@@ -103,7 +102,7 @@ def test_an_asynchronous_engine_tells_the_same(tokens_per_iteration: int) -> Non
         assert_equal(collected.scores[number], reference(logits, prompts[number]))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_compiled_kernels_tell_the_same(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {
         "hidden_size": 64,

@@ -14,6 +14,8 @@ from headrace_worker.sampling import HEADS, Drawn, SamplingState, argmax, sample
 from tests.worker.engine_driver import make_admission
 
 VOCAB_SIZE = 5 * CHUNK
+LEAST_PENALTY = 1e-6
+"""Routers send no smaller one."""
 
 
 def state(
@@ -132,6 +134,17 @@ def test_small_temperatures_give_the_likeliest_token() -> None:
     logits = logits_of(6, 30)
     drawn = sample(logits, [state(temperature=1e-3, seed=row) for row in range(30)])
     assert [item.token for item in drawn] == argmax(logits).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_tiny_repetition_penalties_give_the_likeliest_of_what_was_there_before(temperature: float) -> None:
+    prompt = tuple(range(1, 40))
+    logits = logits_of(7, 10)
+    states = [
+        state(prompt=prompt, repetition_penalty=LEAST_PENALTY, temperature=temperature, seed=row) for row in range(10)
+    ]
+    likeliest = logits[:, list(prompt)].argmax(-1) + prompt[0]
+    assert [item.token for item in sample(logits, states)] == likeliest.tolist()
 
 
 MIXED: list[dict[str, Any]] = [

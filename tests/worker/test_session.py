@@ -19,6 +19,8 @@ from headrace_shared.messages import (
     SequenceId,
     Snapshot,
     TokenFrame,
+    TokenLogprobs,
+    TopLogprob,
     WorkerId,
 )
 from headrace_worker.engine_frames import Iteration, Reset
@@ -57,6 +59,11 @@ class Bench:
         )
 
     def iterate(self, *rows: SequenceResult, released: tuple[int, ...] = (), generation: int = 0) -> None:
+        self.begin_iteration(*rows, released=released, generation=generation)
+        if self.session.has_more:
+            self.session.publish(self.now)
+
+    def begin_iteration(self, *rows: SequenceResult, released: tuple[int, ...] = (), generation: int = 0) -> None:
         ids = tuple(SequenceId(key) for key in released)
         self.session.on_iteration(Iteration(generation=generation, num_iterations=1, rows=rows, released=ids), self.now)
 
@@ -110,6 +117,32 @@ async def test_lower_and_equal_epochs_are_ignored(bench: Bench) -> None:
     bench.grant(2, 1, admission(1, PROMPT, [0]))
     assert await bench.take() == [] and bench.to_engine == []
     assert bench.session.epoch == 3
+
+
+async def test_first_tokens_are_on_their_way_before_the_others_are_written(bench: Bench) -> None:
+    bench.adopt(1)
+    bench.grant(1, 1, admission(1, PROMPT, [0, 1]), admission(2, PROMPT, [2, 3]))
+    bench.iterate(row(1, 3, token=40))
+    await bench.take()
+    bench.begin_iteration(row(1, 4, token=41), row(2, 3, token=50))
+    (first,) = await bench.take()
+    assert isinstance(first, TokenFrame) and first.tokens == (50,)
+    assert bench.session.has_more
+    bench.session.publish(bench.now)
+    other, progress = await bench.take()
+    assert isinstance(other, TokenFrame) and other.tokens == (41,)
+    assert isinstance(progress, Progress) and len(progress.sequences) == 2
+    assert not bench.session.has_more
+
+
+async def test_an_iteration_of_nothing_but_first_tokens_is_told_at_once(bench: Bench) -> None:
+    bench.adopt(1)
+    bench.grant(1, 1, admission(1, PROMPT, [0, 1]), admission(2, PROMPT, [2, 3]))
+    await bench.take()
+    bench.begin_iteration(row(1, 3, token=40), row(2, 3, token=50))
+    assert not bench.session.has_more
+    first, second, progress = await bench.take()
+    assert isinstance(first, TokenFrame) and isinstance(second, TokenFrame) and isinstance(progress, Progress)
 
 
 async def test_token_frames_go_out_before_the_progress_that_tells_of_them(bench: Bench) -> None:
@@ -247,8 +280,67 @@ async def test_everything_is_dropped_when_cut_off_for_longer_than_the_lease(benc
     assert isinstance(frame, TokenFrame) and frame.tokens == (71,)
 
 
+@pytest.mark.parametrize("is_log_lost", [False, True])
+async def test_what_a_long_outage_made_us_drop_is_told_if_the_broker_has_lost_its_log(is_log_lost: bool) -> None:
+    """Else its successor would generate from the beginning what clients have read already."""
+    bench = Bench()
+    await bench.listen()
+    bench.adopt(5)
+    bench.grant(5, 1, admission(1, PROMPT, [0, 1], output=[50]), admission(2, PROMPT, [2, 3]))
+    bench.iterate(row(1, 4, 60), row(2, 3, 70))
+    bench.broker.stop()
+    bench.iterate(row(1, 5, 61))
+    bench.now += 3.5
+    bench.session.tick(bench.now)
+    assert bench.session.mirror.num_sequences == 0
+    bench.broker.start()
+    await bench.take()
+    bench.session.on_reconnect(bench.now, is_log_lost=is_log_lost)
+    told = [(frame.index, frame.tokens) for frame in await bench.take() if isinstance(frame, TokenFrame)]
+    assert told == ([(0, (50, 60, 61)), (0, (70,))] if is_log_lost else [])
+    bench.session.on_reconnect(bench.now, is_log_lost=True)
+    assert await bench.take() == [], "once"
+
+
 async def test_unreadable_and_foreign_control_messages_are_dropped(bench: Bench) -> None:
     bench.session.on_control(Message("grants.worker-1", b"\xc1"), bench.now)
     adopt = Adopt(worker=WorkerId("worker-2"), scheduler=SchedulerId("s"), epoch=9)
     bench.session.on_control(Message("grants.worker-1", codec.encode(adopt)), bench.now)
     assert await bench.take() == [] and bench.session.epoch == 0
+
+
+async def test_tokens_that_one_message_cannot_hold_hold_up_nobody() -> None:
+    """After an outage all is published again at once: here more than the broker takes."""
+    bench = Bench(max_payload=8192)
+    await bench.listen()
+    bench.adopt(1)
+    bench.grant(1, 1, admission(1, PROMPT, range(64), max_tokens=200, num_logprobs=9), admission(2, PROMPT, [70, 71]))
+    top = tuple(TopLogprob(70_000 + rank, -float(rank)) for rank in range(20))
+    for number in range(200):
+        bench.iterate(SequenceResult(SequenceId(1), 3 + number, number, None, None, TokenLogprobs(-1.0, top)))
+    bench.iterate(row(2, 3, 60, FinishReason.LENGTH))
+    await bench.take()
+    bench.session.publish_again()
+    bench.session.tick(bench.now + HEARTBEAT_S)
+    frames = [sent for sent in await bench.take() if isinstance(sent, TokenFrame)]
+    told = [frame for frame in frames if frame.request_id == f"{1:032x}"]
+    assert [token for frame in told for token in frame.tokens] == list(range(200))
+    assert all(len(frame.logprobs) == len(frame.tokens) for frame in told)
+    assert [frame.index for frame in told][:2] == [0, len(told[0].tokens)]
+    assert frames[-1].finish is FinishReason.LENGTH and not bench.session.mirror.has_unpublished
+
+
+async def test_a_token_that_no_message_can_hold_fails_its_sequence_only() -> None:
+    bench = Bench(max_payload=4096)
+    await bench.listen()
+    bench.adopt(1)
+    bench.grant(1, 1, admission(1, PROMPT, [0, 1], num_logprobs=9), admission(2, PROMPT, [2, 3]))
+    top = tuple(TopLogprob(70_000 + rank, -float(rank)) for rank in range(500))
+    for token in (5, 6):
+        bench.iterate(
+            SequenceResult(SequenceId(1), 3, token, None, None, TokenLogprobs(-1.0, top)), row(2, 3, 60 + token)
+        )
+    sent = await bench.take()
+    assert [each.tokens for each in sent if isinstance(each, TokenFrame)] == [(65,), (66,)]
+    rows = {row.sequence_id: row for each in sent if isinstance(each, Progress) for row in each.sequences}
+    assert rows[SequenceId(1)].error is not None and rows[SequenceId(2)].error is None

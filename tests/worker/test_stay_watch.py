@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from headrace_shared.messages import Admission, BlockId, FinishReason, SequenceId, WorkerId
 from headrace_shared.otel import OtelTracing
-from headrace_shared.telemetry import Metrics, TraceContext
+from headrace_shared.telemetry import Metrics
+from headrace_shared.trace_context import TraceContext
 from headrace_worker.engine_frames import Iteration
 from headrace_worker.iteration import SequenceResult
 from headrace_worker.stay_metrics import DECODE_TIME, ENGINE_SECONDS, PREFILL_TIME, StayMetrics

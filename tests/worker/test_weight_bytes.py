@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace_shared.errors import ConfigError
-from headrace_worker import engine
+from headrace_worker import engine, memory
 from headrace_worker.models.config import ModelConfig, Rope
 from headrace_worker.models.weight_bytes import matrices, packed_bytes
 from headrace_worker.native.library import load as load_kernels
@@ -56,7 +56,7 @@ def test_a_model_that_fits_only_in_fewer_bits_is_refused_in_more(
 ) -> None:
     save_checkpoint(tmp_path, hidden_size=128, intermediate_size=128, num_attention_heads=4)
     monkeypatch.setattr(engine, "WORKSPACE_BYTES", 0)
-    monkeypatch.setattr(engine, "available_bytes", lambda device: 700_000)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 700_000)
     sizes = {"dtype": "bfloat16", "num_blocks": 2}
     with pytest.raises(ConfigError, match="weights"):
         load_tiny(tmp_path, **sizes)

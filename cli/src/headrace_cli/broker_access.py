@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from headrace_cli.errors import CommandError
 from headrace_cli.ps_command import find_instances
+from headrace_cli.state_file import readable
 from headrace_cli.up import BROKER_URL_FILE, CREDENTIALS_FOLDER
 from headrace_shared.broker_credentials import key_path
 from headrace_shared.broker_permissions import Role
@@ -70,7 +71,9 @@ async def broker(settings: BrokerSettings) -> AsyncIterator[NatsBus]:
 def _place_of_instance(data_dir: str, environ: Mapping[str, str]) -> _Place:
     folders = [Path(instance.data_dir) for instance in find_instances(data_dir, environ)]
     if len(folders) != 1:
-        found = "several instances run" if folders else "no instance runs"
+        found = f"several instances run ({', '.join(map(readable, folders))})" if folders else "no instance runs"
+        if data_dir:
+            found += f" in {data_dir}"
         raise CommandError(found, "name a broker with --nats-url, or an instance with --data-dir")
     [folder] = folders
     try:

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 
 from headrace_cli.errors import CommandError
+from headrace_cli.router_client import router_client
 from headrace_cli.settings import ChatSettings
 from headrace_shared.settings import load_settings
 
@@ -19,22 +20,21 @@ MAX_TURNS = 1000
 
 
 def run(argv: Sequence[str]) -> int:
-    settings = load_settings(ChatSettings, argv, os.environ, prog="headrace chat")
-    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    settings = load_settings(
+        ChatSettings,
+        argv,
+        os.environ,
+        prog="headrace chat",
+        description="Talks to a model.",
+    )
     timeout = httpx.Timeout(settings.timeout_s, connect=10.0)
-    try:
-        with httpx.Client(base_url=settings.url.rstrip("/"), headers=headers, timeout=timeout) as client:
-            model = settings.model or _first_model(client)
-            messages = [{"role": "system", "content": settings.system}] if settings.system else []
-            if settings.quick:
-                _answer(client, settings, model, [*messages, {"role": "user", "content": settings.quick}])
-            else:
-                _converse(client, settings, model, messages)
-    except httpx.InvalidURL as error:
-        raise CommandError(f"--url {settings.url}: {error}") from error
-    except httpx.HTTPError as error:
-        problem = f"{settings.url} does not answer: {error or type(error).__name__}"
-        raise CommandError(problem, "start it with `headrace up` or name another with --url") from error
+    with router_client(settings.url, settings.api_key, timeout) as client:
+        model = settings.model or _first_model(client)
+        messages = [{"role": "system", "content": settings.system}] if settings.system else []
+        if settings.quick:
+            _answer(client, settings, model, [*messages, {"role": "user", "content": settings.quick}])
+        else:
+            _converse(client, settings, model, messages)
     return 0
 
 
@@ -81,7 +81,7 @@ def _answer(client: httpx.Client, settings: ChatSettings, model: str, messages: 
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             response.read()
-            raise CommandError(_error_of(response))
+            raise _error_of(response)
         for event in _events(response):
             if "error" in event:
                 raise CommandError(str(event["error"].get("message", event["error"])))
@@ -119,7 +119,7 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 def _first_model(client: httpx.Client) -> str:
     response = client.get("/v1/models")
     if response.status_code != 200:
-        raise CommandError(_error_of(response))
+        raise _error_of(response)
     try:
         models = [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -131,8 +131,11 @@ def _first_model(client: httpx.Client) -> str:
     return models[0]
 
 
-def _error_of(response: httpx.Response) -> str:
+def _error_of(response: httpx.Response) -> CommandError:
     try:
-        return str(response.json()["error"]["message"])
+        problem = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"HTTP {response.status_code}: {' '.join(response.text.split())[:300]}"
+        problem = f"HTTP {response.status_code}: {' '.join(response.text.split())[:300]}"
+    if response.status_code == 401:
+        return CommandError(problem.rstrip("."), "set HEADRACE_API_KEY or --api-key-file")
+    return CommandError(problem)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from headrace_cli.action import read_action
 from headrace_cli.broker_access import BrokerSettings, broker
 from headrace_cli.errors import CommandError
 from headrace_shared import codec
@@ -23,6 +24,10 @@ from headrace_shared.subjects import ALL_DEAD, DEAD, Queue, dead_subject_of
 
 ACTIONS = {"list": False, "show": True, "requeue": True, "drop": True}
 """Whether each is about certain requests."""
+DESCRIPTION = (
+    "Lists or shows the requests that were given up because workers died of them, lets some run again as batch work to "
+    "see whether they still do harm, or drops them. ID is a request's id, or `all`."
+)
 MAX_LISTED = 10_000
 ALL = "all"
 
@@ -38,25 +43,16 @@ class Entry(NamedTuple):
 
 
 def run(argv: Sequence[str]) -> int:
-    action, names, flags = _split(argv)
-    prog = f"headrace dead {action} {'ID…' if ACTIONS.get(action) else ''}".strip()
-    settings = load_settings(DeadSettings, flags, os.environ, prog=prog)
+    action, names, flags = read_action(argv)
+    usages = {name: f"{name} ID…" if is_about_some else name for name, is_about_some in ACTIONS.items()}
+    prog = f"headrace dead {usages.get(action, '|'.join(usages.values()))}"
+    settings = load_settings(DeadSettings, flags, os.environ, prog=prog, description=DESCRIPTION)
     if action not in ACTIONS:
         raise ConfigError(action or "ACTION", f"one of {', '.join(ACTIONS)}")
     if ACTIONS[action] != bool(names):
         raise ConfigError(names[0] if names else "ID", "unexpected argument" if names else "which requests, or `all`?")
     sys.stdout.write(asyncio.run(_carry_out(settings, action, names)))
     return 0
-
-
-def _split(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """The action, the ids after it, and the flags."""
-    words = []
-    for word in argv:
-        if word.startswith("-"):
-            break
-        words.append(word)
-    return words[0] if words else "", words[1:], list(argv[len(words) :])
 
 
 async def _carry_out(settings: DeadSettings, action: str, names: Sequence[str]) -> str:

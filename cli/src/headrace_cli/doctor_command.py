@@ -7,16 +7,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import httpx
+import msgspec
+from msgspec import Struct
 
 from headrace_cli.errors import CommandError
 from headrace_cli.preflight import (
     check_data_dir,
     check_memory,
     check_ports,
+    leaving_none,
     needed_memory,
     show_bytes,
 )
+from headrace_cli.probe import base_url
 from headrace_cli.settings import DoctorSettings, data_dir_of
 from headrace_shared.broker import find_nats_server
 from headrace_shared.errors import ConfigError
@@ -26,8 +33,19 @@ from headrace_shared.settings import load_settings
 SERVICES = ("router", "scheduler", "worker", "autoscaler")
 KV_CACHE_BYTES = 640 << 20
 COMMAND_TIMEOUT_S = 10.0
+ANSWER_S = 5.0
 COMPILERS = ("g++", "clang++", "c++")
 """As workers look for one."""
+
+
+class _Health(Struct):
+    status: Literal["ready", "not_ready"]
+    workers: int
+    reason: str = ""
+
+
+class _Version(Struct):
+    version: str
 
 
 class Finding(NamedTuple):
@@ -37,7 +55,13 @@ class Finding(NamedTuple):
 
 
 def run(argv: Sequence[str]) -> int:
-    settings = load_settings(DoctorSettings, argv, os.environ, prog="headrace doctor")
+    settings = load_settings(
+        DoctorSettings,
+        argv,
+        os.environ,
+        prog="headrace doctor",
+        description="Checks whether this machine can run Headrace; changes nothing.",
+    )
     findings = examine(settings, os.environ)
     for finding in findings:
         mark = "PROBLEM" if finding.is_problem else "ok"
@@ -54,8 +78,8 @@ def examine(settings: DoctorSettings, environ: Mapping[str, str]) -> list[Findin
         Finding("cores", str(num_cores())),
         *(_installed(service) for service in SERVICES),
         _broker(),
-        _check(f"port {settings.port}", "free", lambda: check_ports(settings.host, [settings.port])),
-        _check("data", f"{data_dir} is writable", lambda: check_data_dir(data_dir)),
+        _port(settings.host, settings.port),
+        _data(data_dir),
         _check("memory", _shown(available), lambda: check_memory(memory, available)),
         _compiler(),
         _gpu(),
@@ -73,6 +97,31 @@ def _check(subject: str, fine: str, check: Callable[[], None]) -> Finding:
     except CommandError as error:
         return Finding(subject, str(error), is_problem=True)
     return Finding(subject, fine)
+
+
+def _port(host: str, port: int) -> Finding:
+    found = _check(f"port {port}", "free", lambda: check_ports(host, [port]))
+    if found.is_problem and (running := _running_headrace(base_url(host, port))):
+        return Finding(f"port {port}", f"{running}; another one needs another --port")
+    return found
+
+
+def _running_headrace(url: str) -> str:
+    """What answers there, if it is one; else empty."""
+    try:
+        with httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False) as client:
+            health = msgspec.json.decode(client.get("/health").content, type=_Health)
+            # With --require-keys it tells nobody its version who has none.
+            reply = client.get("/version")
+            version = f" {msgspec.json.decode(reply.content, type=_Version).version}" if reply.is_success else ""
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError):
+        return ""
+    return f"Headrace{version} runs there, {'ready' if health.status == 'ready' else health.reason}"
+
+
+def _data(data_dir: Path) -> Finding:
+    with leaving_none(data_dir):
+        return _check("data", f"{data_dir} is writable", lambda: check_data_dir(data_dir))
 
 
 def _installed(service: str) -> Finding:

@@ -8,5 +8,3 @@ class CommandError(HeadraceError):
 
     def __init__(self, problem: str, fix: str = "") -> None:
         super().__init__(f"{problem}; {fix}" if fix else problem)
-        self.problem = problem
-        self.fix = fix

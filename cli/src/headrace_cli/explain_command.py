@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +17,23 @@ class ExplainSettings(BrokerSettings, frozen=True, kw_only=True):
     """A recording saved by `headrace record`; empty: what the broker holds."""
 
 
+REQUEST = (
+    "REQUEST is an answer's id, such as chatcmpl-… or resp_…, or its header x-request-id if the client sent none. "
+    "The broker holds the last hour at most, in memory: none of it outlives the broker. `headrace record` saves it."
+)
+
+
 def run(argv: Sequence[str]) -> int:
-    return tell(argv, "explain", "story")
+    return tell(argv, "explain", "story", f"Tells what became of a request, with times. {REQUEST}")
 
 
-def tell(argv: Sequence[str], command: str, reader: str) -> int:
+def tell(argv: Sequence[str], command: str, reader: str, description: str) -> int:
     """Lets one of the scheduler's programs tell of a request."""
     name, rest = take_name(argv)
-    settings = load_settings(ExplainSettings, rest, os.environ, prog=f"headrace {command}")
+    prog = f"headrace {command} REQUEST"
+    settings = load_settings(ExplainSettings, rest, os.environ, prog=prog, description=description)
     require_name(name, "REQUEST")
-    request_id = name.rsplit("-", 1)[-1]  # answers are named chatcmpl-ID or cmpl-ID
+    request_id = re.split("[-_]", name)[-1]  # answers are named chatcmpl-ID, cmpl-ID, resp_ID or msg_ID
     if settings.file:
         return run_reader(reader, settings.file, request_id)
     with tempfile.TemporaryDirectory() as folder:

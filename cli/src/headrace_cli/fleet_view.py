@@ -11,7 +11,8 @@ from headrace_shared import telemetry
 from headrace_shared.bus import Bus, Message, Subscription
 from headrace_shared.codec import decode
 from headrace_shared.errors import ProtocolError
-from headrace_shared.fleet_messages import Hello, Telemetry, WorkerState
+from headrace_shared.figures import read_figures
+from headrace_shared.fleet_messages import Hello, WorkerState
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
 NOT_READY = ("", "starting", "loading", "draining", "stopping", "leaving")
@@ -62,6 +63,10 @@ class FleetView:
         """The broker says nothing here: it is ready once it runs."""
         return process.phase == "running" if process.spec.service == "nats" else self.of(process.id).is_ready
 
+    def found_ready(self, service_id: str) -> None:
+        """It has just done its work: what it last said of itself, up to a second ago, is out of date."""
+        self._set(service_id, self.of(service_id)._replace(state="ready"))
+
     def _on_hello(self, message: Message) -> None:
         try:
             hello = decode(message.data, Hello)
@@ -72,7 +77,7 @@ class FleetView:
 
     def _on_telemetry(self, message: Message) -> None:
         try:
-            figures = decode(message.data, Telemetry)
+            figures = read_figures(message.data)
         except ProtocolError as error:
             log.warning("bad telemetry", error=str(error))
             return

@@ -2,13 +2,13 @@
 
 import struct
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from headrace_cli.broker_access import BrokerSettings, broker
 from headrace_cli.errors import CommandError
 from headrace_shared.errors import BusError, ConfigError
+from headrace_shared.python_module import python_module
 from headrace_shared.subjects import ALL_FLIGHTS, FLIGHT
 
 LENGTH = struct.Struct(">I")
@@ -38,7 +38,7 @@ async def save(settings: BrokerSettings, path: Path) -> int:
 
 def run_reader(module: str, *arguments: str) -> int:
     """Runs a program of the scheduler's on a recording; returns its exit code."""
-    return subprocess.run([sys.executable, "-m", f"headrace_scheduler.{module}", *arguments]).returncode
+    return subprocess.run(python_module(f"headrace_scheduler.{module}", *arguments)).returncode
 
 
 def take_name(argv: Sequence[str]) -> tuple[str, list[str]]:

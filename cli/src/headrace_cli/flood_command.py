@@ -31,14 +31,19 @@ from headrace_shared.settings import EXIT_CONFIG, load_settings
 SHOW_PERIOD_S = 0.5
 ASK_TIMEOUT_S = 10.0
 SPARE_FILES = 64
+DESCRIPTION = (
+    "Sends load to a server and measures what its users would feel. `headrace flood compare A.json B.json` puts two "
+    "reports beside each other. All rates are of one window, from --warmup to --duration, and counts divided by its "
+    "length: offered are the requests that were due in it, throughput the answers that became complete in it, goodput "
+    "those of them that met --slo-ttft and --slo-tpot. What is complete later counts for the latencies and the share "
+    "of good answers, and in no rate: a --warmup longer than an answer takes makes up for it."
+)
 
 
 def run(argv: Sequence[str]) -> int:
     if argv and argv[0] == "compare":
         return _compare(argv[1:])
-    settings = load_settings(
-        FloodSettings, argv, os.environ, prog="headrace flood", description="Or: headrace flood compare A.json B.json"
-    )
+    settings = load_settings(FloodSettings, argv, os.environ, prog="headrace flood", description=DESCRIPTION)
     settings.check()
     target = Target.parse(settings.url)
     _allow_files(max(settings.max_open, settings.concurrency or 0))
@@ -125,6 +130,8 @@ def _arrivals(settings: FloodSettings) -> Iterable[Arrival]:
 
 async def _first_model(client: HttpClient, url: str) -> str:
     status, body = await _ask(client, "GET", "/v1/models", b"", url)
+    if status == 401:
+        raise CommandError(f"{url} wants an API key", "set HEADRACE_API_KEY or --api-key-file")
     try:
         models = [str(model["id"]) for model in msgspec.json.decode(body)["data"]]
     except (msgspec.DecodeError, KeyError, TypeError) as error:

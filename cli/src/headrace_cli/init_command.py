@@ -50,7 +50,13 @@ class InitSettings(Struct, frozen=True, kw_only=True):
 
 def run(argv: Sequence[str]) -> int:
     """Raises ConfigError."""
-    settings = load_settings(InitSettings, argv, os.environ, prog="headrace init")
+    settings = load_settings(
+        InitSettings,
+        argv,
+        os.environ,
+        prog="headrace init",
+        description="Makes the keys and certificates that broker and services share, as files.",
+    )
     folder = Path(settings.dir).expanduser().absolute()
     make_secrets(folder, settings)
     sys.stdout.write(f"{folder}: keys of {', '.join(Role)}{', certificates' if settings.tls else ''}\n")

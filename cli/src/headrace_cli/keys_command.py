@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from headrace_cli.action import read_action
 from headrace_cli.broker_access import BrokerSettings, broker
 from headrace_cli.errors import CommandError
 from headrace_shared import codec
@@ -35,11 +36,11 @@ class CreateSettings(KeysSettings, frozen=True, kw_only=True):
     tenant: Name = ""
     """Whose key it is: its keys share requests, cached prompts and a share of the workers; empty: the key's name."""
     requests_per_minute: Limit = 0
-    """Most requests a minute; 0: no limit."""
+    """Most requests a minute; 0: no limit. Each answer to each prompt counts, and each input of embeddings."""
     tokens_per_minute: Limit = 0
     """Most tokens a minute, prompts and answers together; 0: no limit."""
     max_concurrent: Limit = 0
-    """Most requests at once; 0: no limit."""
+    """Most requests at once, counted so; 0: no limit."""
     tokens_per_day: Limit = 0
     """Most tokens a day (UTC); 0: no limit."""
     models: tuple[str, ...] = ()
@@ -56,13 +57,20 @@ class CreateSettings(KeysSettings, frozen=True, kw_only=True):
     """It may load and unload LoRA adapters."""
 
 
+USAGES = {"create": "create", "list": "list", "revoke": "revoke KEY…"}
+DESCRIPTION = (
+    "Makes a key and prints it once, lists all, or revokes some by id or name. What a key may do is set when it is "
+    "made: `headrace keys create --help`."
+)
+
+
 def run(argv: Sequence[str]) -> int:
-    action, names, flags = _split(argv)
-    prog = f"headrace keys {action}{' KEY…' if action == 'revoke' else ''}".strip()
+    action, names, flags = read_action(argv)
+    prog = f"headrace keys {USAGES.get(action, '|'.join(USAGES.values()))}"
     kind = CreateSettings if action == "create" else KeysSettings
-    settings = load_settings(kind, flags, os.environ, prog=prog)
-    if action not in ("create", "list", "revoke"):
-        raise ConfigError(action or "ACTION", "one of create, list, revoke")
+    settings = load_settings(kind, flags, os.environ, prog=prog, description=DESCRIPTION)
+    if action not in USAGES:
+        raise ConfigError(action or "ACTION", f"one of {', '.join(USAGES)}")
     if bool(names) != (action == "revoke"):
         raise ConfigError(
             names[0] if names else "KEY", "unexpected argument" if names else "which keys, by id or name?"
@@ -75,22 +83,12 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _split(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """The action, the names after it, and the flags."""
-    words = []
-    for word in argv:
-        if word.startswith("-"):
-            break
-        words.append(word)
-    return words[0] if words else "", words[1:], list(argv[len(words) :])
-
-
 async def _create(settings: CreateSettings) -> str:
     if not settings.name:
         raise ConfigError("--name", "must be set")
     tenant = settings.tenant or settings.name
     async with broker(settings) as bus:
-        keys = await read_keys(bus)
+        keys, _ = await read_keys(bus)
         if any(key.name == settings.name for key in keys):
             raise CommandError(f"there is a key named {settings.name}", "revoke it first, or choose another --name")
         made = new_key()
@@ -120,7 +118,7 @@ async def _create(settings: CreateSettings) -> str:
 
 async def _list(settings: KeysSettings) -> str:
     async with broker(settings) as bus:
-        keys = await read_keys(bus)
+        keys, _ = await read_keys(bus)
     if settings.json:
         return _json([_shown(key) for key in keys])
     if not keys:
@@ -143,34 +141,39 @@ async def _list(settings: KeysSettings) -> str:
 
 async def _revoke(settings: KeysSettings, names: Sequence[str]) -> str:
     async with broker(settings) as bus:
-        keys = await read_keys(bus)
-        chosen = []
+        keys, unreadable = await read_keys(bus)
+        chosen, lost = [], []
         for name in names:
             found = [key for key in keys if name in (key.key_id, key.name)]
-            if not found:
+            if name in unreadable:
+                lost.append(name)
+            elif not found:
                 raise CommandError(f"no key {name}", "`headrace keys list` names them")
             chosen += found
-        for key in chosen:
-            await bus.remove(KEYS.name, key.key_id)
+        for key_id in (*(key.key_id for key in chosen), *lost):
+            await bus.remove(KEYS.name, key_id)
     if settings.json:
-        return _json([_shown(key) for key in chosen])
-    return "".join(f"{key.name} ({key.key_id}) is revoked.\n" for key in chosen)
+        return _json([_shown(key) for key in chosen] + [{"key_id": key_id} for key_id in lost])
+    told = [f"{key.name} ({key.key_id}) is revoked.\n" for key in chosen]
+    return "".join(told + [f"{key_id} is revoked.\n" for key_id in lost])
 
 
-async def read_keys(bus: Bus) -> list[ApiKey]:
-    """All, oldest first. Raises CommandError if there can be none yet."""
+async def read_keys(bus: Bus) -> tuple[list[ApiKey], list[str]]:
+    """All, oldest first, and the ids of those that are not readable: they must not keep anybody from revoking others.
+    Raises CommandError if there can be none yet."""
     try:
         await bus.num_messages(bucket_stream(KEYS.name))
     except BusRefused as error:
         # Not ours to make: we do not know how many copies it is to have.
         raise CommandError("the broker has no place for keys yet", "start the services first") from error
-    keys = []
+    keys, unreadable = [], []
     for entry in await bus.entries(KEYS.name):
         try:
             keys.append(codec.decode(entry.value, ApiKey))
         except ProtocolError as error:
-            raise CommandError(f"the key {entry.key} is not readable: {error}") from error
-    return sorted(keys, key=lambda key: (key.created, key.key_id))
+            unreadable.append(entry.key)
+            sys.stderr.write(f"The key {entry.key!r} is not readable, and should be revoked: {error}\n")
+    return sorted(keys, key=lambda key: (key.created, key.key_id)), unreadable
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:

@@ -5,11 +5,14 @@ import re
 from pathlib import Path
 
 import msgspec
+import structlog
 from msgspec import Struct
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
 """The older half moves to `<name>.1`, which is replaced each time."""
 _TAIL_BYTES = 16 * 1024
+log = structlog.get_logger(__name__)
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -25,17 +28,26 @@ class LogFile:
         return descriptor
 
     def trim(self) -> None:
-        """Bounds the file. What the child writes meanwhile may be lost."""
+        """Bounds the file. What the child writes meanwhile may be lost; and so is the older half where there is no room
+        for it."""
         try:
             if self.path.stat().st_size <= MAX_LOG_BYTES:
                 return
             with self.path.open("rb+") as file:
-                content = file.read(MAX_LOG_BYTES)
-                self.path.with_name(self.path.name + ".1").write_bytes(content)
+                self._keep(file.read(MAX_LOG_BYTES))
                 file.truncate(0)
             self._start = 0
-        except FileNotFoundError:
-            return
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                log.warning("log not cut", path=str(self.path), error=str(error))
+
+    def _keep(self, content: bytes) -> None:
+        older = self.path.with_name(self.path.name + ".1")
+        try:
+            older.write_bytes(content)
+        except OSError as error:
+            log.warning("older lines of a log are lost", path=str(self.path), error=str(error))
+            older.unlink(missing_ok=True)
 
     def last_line(self) -> str:
         """The last thing that the current child has said, as one line without control characters; empty if none."""

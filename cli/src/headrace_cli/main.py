@@ -1,5 +1,7 @@
 """The command `headrace`."""
 
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
@@ -32,7 +34,20 @@ COMMANDS = {
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as some start daemons
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process lives
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # terminals that know few characters are answered with what they know
+            stream.reconfigure(errors="replace")
+    code = 1
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # `headrace ps | head`
+        # Python would write at its end what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """Which processes make up an instance, with which settings. Pure."""
 
-import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from headrace_cli.process import ProcessSpec
 from headrace_cli.settings import UpSettings
 from headrace_shared.broker_credentials import key_path
 from headrace_shared.broker_permissions import Role
+from headrace_shared.python_module import python_module
 from headrace_shared.settings import PREFIX
 
 FORWARDED = (
@@ -23,7 +24,6 @@ FORWARDED = (
     "gpu_model",
 )
 """Settings that the workers know under the same names, each with an empty or zero value for the worker's default."""
-
 
 _OURS = frozenset(PREFIX + name for name in ("CONFIG", "NATS_USER", "NATS_PASSWORD", "NATS_PASSWORD_FILE", "BROKER_CA"))
 """Of the caller's environment: meant for another broker, or for this command alone."""
@@ -74,43 +74,9 @@ def make_plan(
         PREFIX + "DRAIN_TIMEOUT_S": str(settings.drain_timeout_s),
         "PYTHONUNBUFFERED": "1",
     }
-
-    def specs(
-        service: str, count: int, own: Mapping[str, object], *, port: int = 0, model: str = "", first: int = 1
-    ) -> list[ProcessSpec]:
-        made = []
-        for index in range(count):
-            variables = {PREFIX + name.upper(): str(value) for name, value in own.items()}
-            variables[PREFIX + "BROKER_CREDENTIALS"] = str(key_path(credentials, Role(service)))
-            if config:
-                variables[PREFIX + "CONFIG"] = f"{config.partition('#')[0]}#{service}"
-            if port:
-                variables[PREFIX + "PORT"] = str(port + index)
-            made.append(
-                ProcessSpec(
-                    service=service,
-                    name=f"{service}-{first + index}",
-                    command=(sys.executable, "-m", f"headrace_{service}"),
-                    environ=base | variables,
-                    port=port + index if port else 0,
-                    model=model,
-                )
-            )
-        return made
-
+    specs = partial(_specs, base, credentials, config)
     places = worker_places(settings, environ, num_gpus) if settings.autoscale else ()
-    num_sharing = len(places) or settings.num_workers
-    worker: dict[str, object] = {name: value for name in FORWARDED if (value := getattr(settings, name))}
-    worker |= {
-        "kv_cache_bytes": settings.kv_cache_bytes,
-        "num_threads": settings.num_threads or max(1, num_cores // num_sharing),
-    }
-    if settings.lora:
-        worker["lora"] = ",".join(map(_absolute_adapter, settings.lora))
-    if settings.lora_dir:
-        worker["lora_dir"] = Path(settings.lora_dir).expanduser().absolute()
-    if settings.sim:
-        worker["engine"] = "timing"
+    worker = _worker_settings(settings, num_cores // (len(places) or settings.num_workers))
     schedulers: list[ProcessSpec] = []
     workers: list[ProcessSpec] = []
     for source, model, num_workers in settings.models:
@@ -136,6 +102,53 @@ def make_plan(
         autoscalers=specs("autoscaler", int(settings.autoscaler), autoscaler),
         places=places,
     )
+
+
+def _specs(
+    base: Mapping[str, str],
+    credentials: Path,
+    config: str,
+    service: str,
+    count: int,
+    own: Mapping[str, object],
+    *,
+    port: int = 0,
+    model: str = "",
+    first: int = 1,
+) -> list[ProcessSpec]:
+    """`own`: settings of this service alone. `port`: of the first; `first`: its number."""
+    made = []
+    for index in range(count):
+        variables = {PREFIX + name.upper(): str(value) for name, value in own.items()}
+        variables[PREFIX + "BROKER_CREDENTIALS"] = str(key_path(credentials, Role(service)))
+        if config:
+            variables[PREFIX + "CONFIG"] = f"{config.partition('#')[0]}#{service}"
+        if port:
+            variables[PREFIX + "PORT"] = str(port + index)
+        made.append(
+            ProcessSpec(
+                service=service,
+                name=f"{service}-{first + index}",
+                command=tuple(python_module(f"headrace_{service}")),
+                environ={**base, **variables},
+                port=port + index if port else 0,
+                model=model,
+            )
+        )
+    return made
+
+
+def _worker_settings(settings: UpSettings, num_cores: int) -> dict[str, object]:
+    """`num_cores`: for each worker."""
+    worker: dict[str, object] = {name: value for name in FORWARDED if (value := getattr(settings, name))}
+    worker |= {"kv_cache_bytes": settings.kv_cache_bytes, "num_threads": settings.num_threads or max(1, num_cores)}
+    if settings.lora:
+        worker["lora"] = ",".join(map(_absolute_adapter, settings.lora))
+    if settings.lora_dir:
+        worker["lora_dir"] = Path(settings.lora_dir).expanduser().absolute()
+    if settings.sim:
+        worker["engine"] = "timing"
+    return worker
 
 
 def worker_places(settings: UpSettings, environ: Mapping[str, str], num_gpus: int) -> tuple[Mapping[str, str], ...]:

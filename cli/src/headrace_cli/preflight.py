@@ -1,10 +1,12 @@
 """What can be known to fail before anything is started: port, disk, memory. Each problem is one CommandError."""
 
+import contextlib
 import errno
+import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headrace_cli.errors import CommandError
@@ -17,6 +19,7 @@ WORKER_BYTES = 700 * MIB
 """A worker with the built-in model, without its KV cache. Larger models are the worker's to check."""
 SERVICE_BYTES = 90 * MIB
 """A service without torch."""
+_ELSEWHERE = "choose another place with --data-dir"
 
 
 def check_ports(host: str, ports: Iterable[int], option: str = "--port") -> None:
@@ -43,17 +46,35 @@ def check_ports(host: str, ports: Iterable[int], option: str = "--port") -> None
 
 def check_data_dir(data_dir: Path, min_bytes: int = MIN_DISK_BYTES) -> None:
     """Makes the folder, writes to it and looks how much room there is."""
-    fix = "choose another place with --data-dir"
-    try:
+    with writing_to(data_dir):
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=data_dir) as file:
             file.write(b"\0" * 4096)
         free = shutil.disk_usage(data_dir).free
-    except OSError as error:
-        raise CommandError(f"cannot write to {data_dir}: {error.strerror}", fix) from error
     if free < min_bytes:
         problem = f"only {show_bytes(free)} free at {data_dir}, {show_bytes(min_bytes)} are needed"
-        raise CommandError(problem, f"free some or {fix}")
+        raise CommandError(problem, f"free some or {_ELSEWHERE}")
+
+
+@contextlib.contextmanager
+def writing_to(data_dir: Path) -> Iterator[None]:
+    """An OSError is told as a CommandError."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"cannot write to {data_dir}: {error.strerror}", _ELSEWHERE) from error
+
+
+@contextlib.contextmanager
+def leaving_none(folder: Path) -> Iterator[None]:
+    """Folders that are made on the way to this one go again, unless somebody has come to use them meanwhile."""
+    missing = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
+    try:
+        yield
+    finally:
+        for each in missing:
+            with contextlib.suppress(OSError):
+                each.rmdir()
 
 
 def needed_memory(num_workers: int, num_others: int, kv_cache_bytes: int) -> int:

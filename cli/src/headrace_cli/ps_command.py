@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from headrace_cli.settings import PsSettings, base_data_dir
-from headrace_cli.state_file import STATE_FILE, InstanceState, ProcessState, read_state
+from headrace_cli.state_file import STATE_FILE, InstanceState, ProcessState, read_state, readable
 from headrace_shared.settings import load_settings
 
 
@@ -35,12 +35,20 @@ class Instance(NamedTuple):
 
 
 def run(argv: Sequence[str]) -> int:
-    settings = load_settings(PsSettings, argv, os.environ, prog="headrace ps")
+    settings = load_settings(
+        PsSettings,
+        argv,
+        os.environ,
+        prog="headrace ps",
+        description="Lists every process of the instances that `headrace up` runs.",
+    )
     listed = [each for instance in find_instances(settings.data_dir, os.environ) for each in list_processes(instance)]
     if settings.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(listed)).decode() + "\n")
     elif not listed:
-        sys.stdout.write("No instance is running. Start one with `headrace up`.\n")
+        place = settings.data_dir or base_data_dir(os.environ)
+        sys.stdout.write(f"No instance is running in {readable(Path(place))}. Start one with `headrace up`")
+        sys.stdout.write(".\n" if settings.data_dir else ", or name the folder of another with --data-dir.\n")
     else:
         sys.stdout.write(_table(listed))
     return 0
@@ -56,11 +64,11 @@ def find_instances(data_dir: str, environ: Mapping[str, str]) -> list[Instance]:
 
 
 def list_processes(instance: Instance) -> list[Listed]:
-    data_dir, state = str(instance.data_dir), instance.state
+    data_dir, state = readable(instance.data_dir), instance.state
     up = ProcessState(service="up", id=f"up-{state.pid}", pid=state.pid, state=state.state, model=state.model)
     listed = []
     for process in (up, *state.processes):
-        values = {name: getattr(process, name) for name in process.__struct_fields__}
+        values = {name: getattr(process, name) for name in process.__struct_fields__ if name != "created"}
         listed.append(Listed(**values, data_dir=data_dir))
         if process is not up:
             listed += [
@@ -74,10 +82,14 @@ def list_processes(instance: Instance) -> list[Listed]:
 
 
 def _table(listed: Sequence[Listed]) -> str:
-    rows = [("SERVICE", "ID", "PID", "STATE", "MODEL", "PORT", "RESTARTS")]
+    rows = [["SERVICE", "ID", "PID", "STATE", "MODEL", "PORT", "RESTARTS"]]
     for each in listed:
         port = str(each.port or "")
-        rows.append((each.service, each.id, str(each.pid), each.state, each.model, port, str(each.num_restarts)))
+        rows.append([each.service, each.id, str(each.pid), each.state, each.model, port, str(each.num_restarts)])
+    if len({each.data_dir for each in listed}) > 1:  # by it commands are told which of the instances is meant
+        for row, each in zip(rows[1:], listed, strict=True):
+            row.append(each.data_dir if each.service == "up" else "")
+        rows[0].append("DATA DIR")
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"

@@ -32,8 +32,12 @@ class Readiness:
         """Raises CommandError when nothing has moved for `start_timeout_s`, or generations keep failing."""
         await self._wait_for_services()
         for index in range(self._settings.routers):
+            port = self._settings.port + index
             for model in self._settings.models:
-                await self._wait_for_generation(base_url(self._settings.host, self._settings.port + index), model.name)
+                await self._wait_for_generation(base_url(self._settings.host, port), model.name)
+            for process in self._supervisor.processes:
+                if process.spec.service == "router" and process.port == port:
+                    self._view.found_ready(process.id)
 
     async def _wait_for_services(self) -> None:
         moved_at, before = time.monotonic(), ""

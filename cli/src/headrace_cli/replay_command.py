@@ -15,6 +15,12 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
 
 def run(argv: Sequence[str]) -> int:
     name, rest = take_name(argv)
-    load_settings(ReplaySettings, rest, os.environ, prog="headrace replay")
+    load_settings(
+        ReplaySettings,
+        rest,
+        os.environ,
+        prog="headrace replay FILE",
+        description="Runs what `headrace record` has saved through the scheduler again, and compares every decision.",
+    )
     require_name(name, "FILE")
     return run_reader("replay", name)

@@ -84,6 +84,9 @@ class UpSettings(Struct, frozen=True, kw_only=True):
     """With sim: the model whose time is taken on that GPU; empty: the worker's default."""
     data_dir: str = ""
     """Where queue, logs and state are kept; empty: headrace/PORT below $XDG_DATA_HOME or ~/.local/share."""
+    sync_interval: Annotated[str, Meta(pattern="^(always|[1-9][0-9]{0,4}(ms|s))$")] = "always"
+    """When the broker's writes are on disk: always, before a request is accepted, which costs the time of a disk's
+    write each; or after a time such as 100ms, the most that a power failure can lose."""
     start_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 600.0
     """Longest time without any progress before the start is given up."""
     drain_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
@@ -117,6 +120,11 @@ class UpSettings(Struct, frozen=True, kw_only=True):
         if self.lora and len(self.model) > 1:
             raise ConfigError("lora", "is for one model only")
         models = tuple(_parse_model(given, self.workers, self.served_name) for given in self.model)
+        for model in models:
+            try:
+                model.name.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError("model", "its name is no UTF-8: call it something else with --served-name") from error
         if len({model.name for model in models}) < len(models):
             raise ConfigError("model", "two of them have the same name")
         return models
@@ -182,12 +190,21 @@ class DoctorSettings(Struct, frozen=True, kw_only=True):
 
 
 def base_data_dir(environ: Mapping[str, str]) -> Path:
-    """Holds the data folders of all instances that were given none."""
-    return Path(environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "headrace"
+    """Holds the data folders of all instances that were given none. Raises ConfigError."""
+    try:
+        return Path(environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "headrace"
+    except RuntimeError as error:  # a user without an entry, as in many containers
+        raise ConfigError("data_dir", "must be given: this user has no home folder, and HOME is not set") from error
 
 
 def data_dir_of(data_dir: str, port: int, environ: Mapping[str, str]) -> Path:
     return Path(data_dir).expanduser().absolute() if data_dir else base_data_dir(environ) / str(port)
+
+
+def server_url(given: str) -> str:
+    """The address of a server from what people call it: `localhost:8000`, or the base URL of OpenAI's clients."""
+    url = given if "://" in given else f"http://{given}"
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def is_loopback(host: str) -> bool:

@@ -4,8 +4,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from headrace_shared.python_module import python_module
+
 
 def run(argv: Sequence[str]) -> int:
     """Becomes that process, which takes the worker's own settings."""
-    command = [sys.executable, "-m", "headrace_worker", "--engine", "timing", *argv]
-    os.execv(sys.executable, command)
+    os.execv(sys.executable, python_module("headrace_worker", "--engine", "timing", *argv))

@@ -1,5 +1,6 @@
 """What runs in an instance, for `headrace ps`: one JSON file in its data folder, and a lock that one instance holds."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -26,6 +27,8 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     health_port: int | None = None
     num_restarts: int = 0
     log: str = ""
+    created: float = 0.0
+    """As of `InstanceState`; 0: not known."""
 
 
 class InstanceState(Struct, frozen=True, kw_only=True):
@@ -39,6 +42,11 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     processes: tuple[ProcessState, ...] = ()
 
 
+def readable(path: Path) -> str:
+    """For people: names of files are bytes, and need not be UTF-8."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 def write_state(data_dir: Path, state: InstanceState) -> None:
     """Replaces the file in one step. Raises OSError."""
     path = data_dir / STATE_FILE
@@ -49,12 +57,17 @@ def write_state(data_dir: Path, state: InstanceState) -> None:
 
 def read_state(data_dir: Path) -> InstanceState | None:
     """The state of a running instance; None if none runs here."""
+    state = stored_state(data_dir)
+    return state if state is not None and is_running(state.pid, state.created) else None
+
+
+def stored_state(data_dir: Path) -> InstanceState | None:
+    """As the last instance here has left it, whether it runs or not."""
     try:
         with (data_dir / STATE_FILE).open("rb") as file:
-            state = msgspec.json.decode(file.read(MAX_STATE_BYTES), type=InstanceState)
+            return msgspec.json.decode(file.read(MAX_STATE_BYTES), type=InstanceState)
     except (OSError, msgspec.DecodeError):
         return None
-    return state if is_running(state.pid, state.created) else None
 
 
 def remove_state(data_dir: Path) -> None:
@@ -63,9 +76,18 @@ def remove_state(data_dir: Path) -> None:
 
 def is_running(pid: int, created: float) -> bool:
     try:
-        return abs(psutil.Process(pid).create_time() - created) < 1.0
+        process = psutil.Process(pid)
+        return abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def created_at(pid: int) -> float:
+    """0 if there is no such process."""
+    try:
+        return psutil.Process(pid).create_time() if pid else 0.0
+    except psutil.Error:
+        return 0.0
 
 
 def lock_data_dir(data_dir: Path) -> IO[str]:
@@ -85,5 +107,6 @@ def lock_data_dir(data_dir: Path) -> IO[str]:
     file.seek(0)
     file.truncate()
     file.write(f"{os.getpid()}\n")
-    file.flush()
+    with contextlib.suppress(OSError):  # it is only told
+        file.flush()
     return file

@@ -9,19 +9,36 @@ from typing import NamedTuple
 
 import httpx
 import msgspec
+from msgspec import Struct
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from headrace_cli.errors import CommandError
+from headrace_cli.router_client import router_client
 from headrace_cli.settings import TopSettings
-from headrace_cli.top_frame import Frame, decode_frame, decode_past
 from headrace_cli.top_view import GRAPH_S, render
+from headrace_shared.fleet_frame import Frame
 from headrace_shared.settings import load_settings
 
 PATH = "/dashboard/api/live"
 SILENCE_S = 5.0
 RETRY_S = 1.0
+
+
+class Columns(Struct, frozen=True):
+    """A value for each second."""
+
+    queue: list[int | None] = []
+    tokens_per_s: list[float] = []
+
+
+class Past(Struct, frozen=True):
+    columns: Columns = Columns()
+
+
+decode_frame = msgspec.json.Decoder(Frame).decode
+decode_past = msgspec.json.Decoder(Past).decode
 
 
 class Seen(NamedTuple):
@@ -33,20 +50,18 @@ class Seen(NamedTuple):
 
 
 def run(argv: Sequence[str]) -> int:
-    settings = load_settings(TopSettings, argv, os.environ, prog="headrace top")
-    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-    timeout = httpx.Timeout(SILENCE_S, connect=SILENCE_S)
-    try:
-        with httpx.Client(base_url=settings.url.rstrip("/"), headers=headers, timeout=timeout) as client:
-            if settings.once or settings.json or not sys.stdout.isatty():
-                _show_once(client, settings)
-            else:
-                _show_always(client, settings)
-    except httpx.InvalidURL as error:
-        raise CommandError(f"--url {settings.url}: {error}") from error
-    except httpx.HTTPError as error:
-        problem = f"{settings.url} does not answer: {error or type(error).__name__}"
-        raise CommandError(problem, "start it with `headrace up` or name another with --url") from error
+    settings = load_settings(
+        TopSettings,
+        argv,
+        os.environ,
+        prog="headrace top",
+        description="Shows the fleet once a second: queue, batches, KV blocks, tokens a second.",
+    )
+    with router_client(settings.url, settings.api_key, httpx.Timeout(SILENCE_S)) as client:
+        if settings.once or settings.json or not sys.stdout.isatty():
+            _show_once(client, settings)
+        else:
+            _show_always(client, settings)
     return 0
 
 

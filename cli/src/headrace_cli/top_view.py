@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace_cli.flood.live import bars
-from headrace_cli.top_frame import Frame, Totals, Worker
+from headrace_shared.fleet_frame import Frame, Totals, WorkerFrame
 
 BAR_CELLS = 20
 GRAPH_S = 60
@@ -93,7 +93,7 @@ def _workers(frame: Frame) -> Table:
     return table
 
 
-def _bar(worker: Worker) -> Text:
+def _bar(worker: WorkerFrame) -> Text:
     share = worker.blocks_held / worker.blocks if worker.blocks else 0.0
     full = round(BAR_CELLS * share)
     return Text("█" * full + "░" * (BAR_CELLS - full), style="yellow" if share > 0.9 else "cyan")

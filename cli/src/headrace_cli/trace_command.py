@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from headrace_cli.explain_command import tell
+from headrace_cli.explain_command import REQUEST, tell
 
 
 def run(argv: Sequence[str]) -> int:
-    return tell(argv, "trace", "span_tree")
+    return tell(argv, "trace", "span_tree", f"Shows the spans of a request as a tree, without a collector. {REQUEST}")

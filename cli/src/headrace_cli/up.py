@@ -10,26 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from headrace_cli.autoscaler_process import AutoscalerProcess
 from headrace_cli.broker_process import BrokerProcess
 from headrace_cli.display import Display, Row
 from headrace_cli.errors import CommandError
 from headrace_cli.fleet_view import FleetView
+from headrace_cli.leftovers import end_leftovers
 from headrace_cli.log_file import LogFile
 from headrace_cli.plan import Plan, make_plan
-from headrace_cli.preflight import (
-    check_data_dir,
-    check_memory,
-    check_ports,
-    needed_memory,
-)
+from headrace_cli.preflight import check_data_dir, check_memory, check_ports, needed_memory, writing_to
 from headrace_cli.probe import base_url
 from headrace_cli.process import Process, Supervised
 from headrace_cli.readiness import Readiness
 from headrace_cli.settings import UpSettings, data_dir_of
-from headrace_cli.state_file import InstanceState, ProcessState, lock_data_dir, remove_state, write_state
+from headrace_cli.state_file import (
+    InstanceState,
+    ProcessState,
+    created_at,
+    lock_data_dir,
+    readable,
+    remove_state,
+    write_state,
+)
 from headrace_cli.supervisor import Supervisor
 from headrace_cli.worker_fleet import Refused, WorkerFleet
 from headrace_shared.broker import NatsServer
@@ -37,22 +40,28 @@ from headrace_shared.broker_config import authorization
 from headrace_shared.broker_credentials import ensure_keys, key_path
 from headrace_shared.broker_permissions import Role
 from headrace_shared.errors import BusError, ConfigError
+from headrace_shared.fleet_messages import Hello
+from headrace_shared.logs import configure_logging
 from headrace_shared.machine import available_memory, num_cores, num_gpus
 from headrace_shared.messages import WorkerId
 from headrace_shared.model_cards import clear_cards
 from headrace_shared.nats_bus import NatsBus
-from headrace_shared.telemetry import DTYPE_BITS, HEALTH_PORT, IS_CUDA, configure_logging
+from headrace_shared.telemetry import HEALTH_PORT
 
 STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "nats")
 """Routers drain first, while everything behind them still works."""
 VIEW_PERIOD_S = 0.25
 BROKER_URL_FILE = "broker-url"
 CREDENTIALS_FOLDER = "credentials"
+_DEVICES = {"cpu": "cpu", "cuda": "cuda", "timing": "simulated"}
+_FLOATS = {"float32": "32-bit floats", "bfloat16": "16-bit floats", "float16": "16-bit floats"}
 
 
 async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Display, config: str) -> None:
-    """Runs an instance until SIGINT, SIGTERM or SIGHUP. Raises CommandError; leaves no process behind either way."""
+    """Runs an instance until SIGINT, SIGTERM or (unless it is ignored) SIGHUP. Raises CommandError; leaves no process
+    behind either way."""
     data_dir = data_dir_of(settings.data_dir, settings.port, environ)
+    await end_leftovers(data_dir, display.say)
     check_ports(settings.host, range(settings.port, settings.port + settings.routers))
     check_data_dir(data_dir)
     num_others = settings.routers + settings.schedulers * len(settings.models) + int(settings.autoscaler) + 1
@@ -63,9 +72,11 @@ async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Disp
     check_memory(needed_memory(num_ranks, num_others, kv_cache_bytes // settings.num_ranks), available_memory())
     with lock_data_dir(data_dir):
         logs = data_dir / "logs"
-        logs.mkdir(exist_ok=True)
         log = LogFile(logs / "up.log")
-        with os.fdopen(log.open(), "w") as stream:
+        with writing_to(data_dir):
+            logs.mkdir(exist_ok=True)
+            descriptor = log.open()
+        with os.fdopen(descriptor, "w") as stream:
             log.trim()
             configure_logging("up", f"up-{os.getpid()}", "warning", "json", stream)
             await _Instance(settings, environ, display, config, data_dir).run()
@@ -87,14 +98,16 @@ class _Instance:
         self._hurry = asyncio.Event()
         self._state = "starting"
         self._is_showing = True
-        self._created = psutil.Process().create_time()
+        self._created = created_at(os.getpid())
         self._written_state: InstanceState | None = None
         self._fleet: WorkerFleet | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
+            # `nohup headrace up` is to outlive its terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal)
         background = [
             asyncio.create_task(self._supervisor.trim_logs(), name="trim-logs"),
             asyncio.create_task(self._refresh(), name="refresh"),
@@ -141,12 +154,13 @@ class _Instance:
             # New ones at each start: nobody else needs them.
             public_keys = await asyncio.to_thread(ensure_keys, credentials, rotate=True)
             access = authorization({role: [key] for role, key in public_keys.items()})
-            server = NatsServer(self._data_dir / "broker", access=access)
+            server = NatsServer(self._data_dir / "broker", access=access, sync_interval=settings.sync_interval)
         except ConfigError as error:
             raise CommandError(str(error)) from error
         self._display.say(f"Data and logs: {self._data_dir}")
-        await self._supervisor.start(BrokerProcess(server))
-        (self._data_dir / BROKER_URL_FILE).write_text(server.url + "\n")
+        await self._supervisor.start(BrokerProcess(server, self._display.say))
+        with writing_to(self._data_dir):
+            (self._data_dir / BROKER_URL_FILE).write_text(server.url + "\n")
         plan = make_plan(
             settings,
             self._environ,
@@ -180,10 +194,12 @@ class _Instance:
         else:
             for spec in plan.services:
                 await self._supervisor.start(Process(spec, self._data_dir / "logs"))
-        async with httpx.AsyncClient() as client:
+        # What is on this machine is not asked for through a proxy.
+        async with httpx.AsyncClient(trust_env=False) as client:
             await Readiness(self._supervisor, self._view, self._settings, client).wait()
         self._supervisor.has_started = True
         self._state = "serving"
+        self._show()
         self._is_showing = False
         self._display.close()
         self._write_state()
@@ -209,16 +225,9 @@ class _Instance:
         settings = self._settings
         say = self._display.say
         for process in self._supervisor.processes:
-            view = self._view.of(process.id)
-            if process.spec.service == "worker" and view.hello is not None:
-                hello = view.hello
-                tokens = hello.num_blocks * hello.block_size
-                where = "cuda" if view.gauges.get(IS_CUDA) else "simulated" if settings.sim else "cpu"
-                dtype = f"{view.gauges[DTYPE_BITS]:.0f}-bit floats" if DTYPE_BITS in view.gauges else ""
-                say(
-                    f"{process.spec.name}: {', '.join(filter(None, (where, dtype)))}, KV cache for {tokens:,} tokens, "
-                    f"context {hello.context:,}, at most {hello.max_sequences} sequences at a time"
-                )
+            hello = self._view.of(process.id).hello
+            if process.spec.service == "worker" and hello is not None:
+                say(f"{process.spec.name}: {_described(hello)}")
         say(f"Model: {', '.join(model.name for model in settings.models)}")
         if settings.autoscale and self._fleet is not None:
             say(f"Workers come and go with the load: {settings.min_workers} to {self._fleet.max_workers}")
@@ -231,9 +240,12 @@ class _Instance:
         """Keeps display and state file up to date."""
         while True:
             if self._is_showing:
-                self._display.show([self._row(process) for process in self._supervisor.processes])
+                self._show()
             self._write_state()
             await asyncio.sleep(VIEW_PERIOD_S)
+
+    def _show(self) -> None:
+        self._display.show([self._row(process) for process in self._supervisor.processes])
 
     def _row(self, process: Supervised) -> Row:
         return Row(process.spec.name, self._state_of(process), self._view.of(process.id).loading)
@@ -253,7 +265,8 @@ class _Instance:
                 port=process.port or None,
                 health_port=int(self._view.of(process.id).gauges.get(HEALTH_PORT, 0)) or None,
                 num_restarts=max(0, process.num_starts - 1),
-                log=str(process.log_path),
+                log=readable(process.log_path),
+                created=created_at(process.pid) if process.is_alive else 0.0,
             )
             for process in self._supervisor.processes
         )
@@ -270,3 +283,16 @@ class _Instance:
         with contextlib.suppress(OSError):  # a full disk must not stop what runs; `ps` is then out of date
             write_state(self._data_dir, state)
             self._written_state = state
+
+
+def _described(worker: Hello) -> str:
+    known = _DEVICES.get(worker.device.partition(":")[0]), _FLOATS.get(worker.dtype)
+    tokens = worker.num_blocks * worker.block_size
+    return ", ".join(
+        (
+            *filter(None, known),
+            f"KV cache for {tokens:,} tokens",
+            f"context {worker.context:,}",
+            f"at most {worker.max_sequences} sequences at a time",
+        )
+    )

@@ -18,6 +18,8 @@ def run(argv: Sequence[str]) -> int:
         prog="headrace up",
         description="Starts everything on this machine. Other settings of the services are taken from the environment "
         "and from the sections router, scheduler, worker and autoscaler of the YAML file.",
+        elsewhere="see --help. Settings of the services that are not there are variables, here {variable}, or keys of "
+        "the YAML file",
     )
     settings.check()
     asyncio.run(run_up(settings, os.environ, make_display(os.environ), _config_file(argv)))

@@ -20,13 +20,24 @@ from headrace_shared.subjects import commands_subject, replies_subject
 
 ANSWER_S = 6.0
 """A worker answers at once, or when it has heard from its scheduler, for which it waits three seconds."""
+WHAT = {
+    CommandKind.DRAIN: "Empties a worker and ends it, without losing a token.",
+    CommandKind.PARK: "Empties a worker and keeps it loaded, in reserve.",
+    CommandKind.PROMOTE: "Makes a parked or draining worker ready again.",
+}
 _WORKER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def run(kind: CommandKind, argv: Sequence[str]) -> int:
     """Raises ConfigError, CommandError."""
     names = [word for word in argv[:1] if not word.startswith("-")]
-    settings = load_settings(BrokerSettings, argv[len(names) :], os.environ, prog=f"headrace {kind} WORKER")
+    settings = load_settings(
+        BrokerSettings,
+        argv[len(names) :],
+        os.environ,
+        prog=f"headrace {kind} WORKER",
+        description=f"{WHAT[kind]} WORKER is an id such as worker-0123abcd; `headrace ps` lists them.",
+    )
     if not names:
         raise ConfigError("WORKER", "which worker? `headrace ps` lists them")
     if not _WORKER_ID.fullmatch(names[0]):

@@ -48,6 +48,7 @@ class ApiKey(Struct, frozen=True, tag=True, kw_only=True):
     created: int
     """Seconds since the epoch."""
     requests_per_minute: int = 0
+    """Each answer to each prompt counts as one."""
     tokens_per_minute: int = 0
     """Of prompts and answers together."""
     max_concurrent: int = 0

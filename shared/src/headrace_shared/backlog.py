@@ -8,11 +8,6 @@ from headrace_shared.messages import Lane
 from headrace_shared.subjects import REQUESTS, queue_of
 
 
-async def lane_depth(bus: Bus, model: str, lane: Lane) -> QueueDepth:
-    """Of all messages of one model and lane. Raises BusError."""
-    return _lane(await bus.queue_depths(REQUESTS), model, lane)
-
-
 async def lane_depths(bus: Bus, model: str) -> dict[Lane, QueueDepth]:
     """Of one model; the broker is asked once. Raises BusError."""
     depths = await bus.queue_depths(REQUESTS)

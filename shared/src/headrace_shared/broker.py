@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -10,12 +12,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace_shared.broker_config import quoted
 from headrace_shared.errors import BusUnavailable, ConfigError
 from headrace_shared.secret_files import write_secret
 from headrace_shared.tether import tethered
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
+LOCK_TIMEOUT_S = 15.0
+"""For a server that our predecessor has left behind to end, which it was told to when that one was killed."""
+LOCK_FILE = "lock"
 POLL_S = 0.02
 LOG_BYTES = 16 * 1024 * 1024
 MIB = 1024 * 1024
@@ -91,18 +97,27 @@ class NatsServer:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Returns when JetStream answers. Raises BusUnavailable with the server's own last words if it does not."""
+        """Returns when JetStream answers. Raises BusUnavailable with the server's own last words if it does not,
+        OSError."""
         if self.pid is not None:
             return
-        config, ports_dir = await asyncio.to_thread(self._prepare)
-        self._process = await asyncio.create_subprocess_exec(
-            *tethered([str(self._binary), "-c", str(config), "--ports_file_dir", str(ports_dir)], signal.SIGTERM),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            # Not the terminal's Ctrl-C: services must drain before their broker goes.
-            start_new_session=True,
-        )
+        lock = await self._lock_store()
+        try:
+            config, ports_dir = await asyncio.to_thread(self._prepare)
+            # What it says before it has read where its log is goes there, too.
+            with self.log_path.open("ab") as words:
+                command = [str(self._binary), "-c", str(config), "--ports_file_dir", str(ports_dir)]
+                self._process = await asyncio.create_subprocess_exec(
+                    *tethered(command, signal.SIGTERM),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=words,
+                    stderr=words,
+                    # Not the terminal's Ctrl-C: services must drain before their broker goes.
+                    start_new_session=True,
+                    pass_fds=(lock,),
+                )
+        finally:
+            os.close(lock)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._learn_ports(ports_dir)
@@ -156,6 +171,23 @@ class NatsServer:
         status, body = await self._health("")
         return body if "write error" in body and status != OK else ""
 
+    async def _lock_store(self) -> int:
+        """A descriptor for the server to inherit: the store stays locked exactly as long as it lives, whoever else
+        dies. Two servers would ruin a store, and have no lock of their own. Raises BusUnavailable, OSError."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            async with asyncio.timeout(LOCK_TIMEOUT_S):
+                while True:
+                    if _has_locked(lock):
+                        return lock
+                    await asyncio.sleep(POLL_S)
+        except BaseException as error:
+            os.close(lock)
+            if isinstance(error, TimeoutError):
+                raise BusUnavailable(f"another nats-server still uses {self.data_dir}") from error
+            raise
+
     async def _health(self, query: str) -> tuple[int, str]:
         """Status (0: no answer) and body."""
         with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError):
@@ -185,12 +217,12 @@ class NatsServer:
             f"port: {self.port or -1}",
             f"http: {json.dumps(f'{self.host}:{self.monitor_port or -1}')}",
             f"http_base_path: {json.dumps(self._monitor_path)}",
-            f"log_file: {json.dumps(str(self.log_path))}",
+            f"log_file: {quoted(str(self.log_path))}",
             f"log_size_limit: {LOG_BYTES}",
             "log_max_num: 2",
             f"max_payload: {self._max_payload}",
             "jetstream {",
-            f"  store_dir: {json.dumps(str(self.data_dir / 'store'))}",
+            f"  store_dir: {quoted(str(self.data_dir / 'store'))}",
             f"  sync_interval: {json.dumps(self._sync_interval)}",
             f"  max_file_store: {self._max_file_bytes}",
             f"  max_memory_store: {self._max_memory_bytes}",
@@ -232,6 +264,14 @@ class NatsServer:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+def _has_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def find_nats_server() -> Path:

@@ -23,6 +23,13 @@ class TlsFiles(NamedTuple):
     authority: str
 
 
+def quoted(text: str) -> str:
+    """A string as the configuration has it, which knows no other escapes than these. Paths may hold any bytes."""
+    data = text.encode(errors="surrogateescape")
+    plain = (chr(byte) if 0x20 <= byte < 0x7F and byte not in b'"\\' else f"\\x{byte:02x}" for byte in data)
+    return f'"{"".join(plain)}"'
+
+
 def authorization(public_keys: Mapping[Role, Iterable[str]]) -> str:
     """Each role's keys, of which any will do. Whoever has none of them does not get in."""
     users = []
@@ -51,4 +58,4 @@ def cluster(members: Iterable[str], password: str, files: TlsFiles | None) -> st
 
 def _tls_files(files: TlsFiles) -> str:
     named = {"cert_file": files.certificate, "key_file": files.key, "ca_file": files.authority}
-    return "".join(f"    {name}: {json.dumps(path)}\n" for name, path in named.items()) + '    min_version: "1.3"\n'
+    return "".join(f"    {name}: {quoted(path)}\n" for name, path in named.items()) + '    min_version: "1.3"\n'

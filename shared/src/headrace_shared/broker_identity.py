@@ -5,7 +5,7 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace_shared.broker_permissions import MAKERS, RIGHTS, Role, inbox_prefix
+from headrace_shared.broker_permissions import DIRECT_READERS, MAKERS, Role, inbox_prefix
 from headrace_shared.errors import ConfigError
 from headrace_shared.secret_files import read_secret
 
@@ -30,14 +30,10 @@ class BrokerIdentity(NamedTuple):
         """False only where our own broker would refuse it: where users have passwords, others have set it up."""
         return not self.key_file or self.role in MAKERS
 
-    def may_watch(self, bucket: str) -> bool:
-        """By a consumer."""
-        return not self.key_file or self.role is None or bucket in RIGHTS[self.role].watches
-
-    def followed_keys(self, bucket: str) -> str:
-        """Which of its keys one may listen to who may not watch it; empty for none."""
-        rights = None if self.role is None else RIGHTS[self.role]
-        return next((keys for name, keys in rights.follows if name == bucket), "") if rights else ""
+    @property
+    def reads_directly(self) -> bool:
+        """As `may_make_streams`."""
+        return not self.key_file or self.role in DIRECT_READERS
 
     def load(self) -> "LoadedIdentity":
         """Reads the files. Raises ConfigError."""

@@ -6,8 +6,12 @@ allowed by name and nothing is denied, so that no wildcard of one rule can cut i
 - A service that may make or change a stream can copy any other stream into it, and one that may make a consumer can
   have it read anything of that stream: streams, buckets and the queue's consumers are made by schedulers, which see
   everything anyway. Nobody may delete, restore or copy a stream, and only its owner may purge one.
+- The broker sends its answers wherever an asker says, and does not check whether he may publish there. So whose word is
+  not everybody's anyway gets only such answers as are neither messages of ours nor calls of the broker's own: JSON that
+  names its kind. He reads nothing directly, and makes no consumer, since that would be delivered anywhere, too; buckets
+  are watched by what the broker says of what it has stored.
 - Only schedulers take from the queue and acknowledge. Routers may delete from it what they queued, before it is taken.
-- Workers read no stream but model cards and the places of their groups, and make no consumers at all.
+- Workers read no stream but model cards, adapters and the places of their groups.
 - Whoever shares a user shares its rights: a worker could listen to the grants of another one.
 """
 
@@ -36,6 +40,7 @@ from headrace_shared.subjects import (
     LOSSES,
     MODELS,
     REQUESTS,
+    RESPONSE_SHARES,
     RESPONSES,
     TOKENS,
     UNFINISHED,
@@ -54,6 +59,11 @@ class Role(StrEnum):
 
 MAKERS = frozenset({Role.SCHEDULER})
 """Who makes streams and buckets. The others wait until they are there."""
+
+
+DIRECT_READERS = frozenset({Role.SCHEDULER, Role.OPERATOR})
+"""Who gets messages out of streams as they were stored, and so may have the broker say anything to anybody. Schedulers
+command the workers, and may copy any stream into any other; operators write API keys. The others read in envelopes."""
 
 
 class Permissions(NamedTuple):
@@ -77,9 +87,7 @@ class Rights(NamedTuple):
     writes: tuple[tuple[str, str], ...] = ()
     """Bucket and keys."""
     watches: tuple[str, ...] = ()
-    """Buckets, by a consumer of its own."""
-    follows: tuple[tuple[str, str], ...] = ()
-    """Buckets and keys, without a consumer: by listening to what is written there, and reading."""
+    """Buckets that it reads, and hears of what is stored in them."""
     takes_from: tuple[str, ...] = ()
     """Work queues: their consumers are its business, and so is the acknowledgement."""
     counts: tuple[str, ...] = ()
@@ -127,7 +135,7 @@ RIGHTS = {
         looks_at=(
             REQUESTS,
             *(spec.name for spec in (TOKENS, CANCELS, FILE_CONTENT, BATCH_RESULTS)),
-            *_buckets(KEYS, MODELS, ADAPTERS, *_OF_ROUTERS),
+            *_buckets(KEYS, MODELS, ADAPTERS, RESPONSE_SHARES, *_OF_ROUTERS),
         ),
         reads=(
             *(spec.name for spec in (TOKENS, FILE_CONTENT, BATCH_RESULTS)),
@@ -137,11 +145,14 @@ RIGHTS = {
         purges=(FILE_CONTENT.name, BATCH_RESULTS.name),
         writes=(
             *((spec.name, "*") for spec in (ADAPTERS, ACCOUNTS, CALLS, IDEMPOTENCY, RESPONSES, UNFINISHED)),
-            *((spec.name, "*.*") for spec in (FILES, BATCHES)),
+            *((spec.name, "*.*") for spec in (RESPONSE_SHARES, FILES, BATCHES)),
             (BATCH_LEASES.name, "*"),
             (BATCH_LEASES.name, "batch.*"),
         ),
-        watches=tuple(spec.name for spec in (KEYS, MODELS, ADAPTERS, ACCOUNTS, UNFINISHED, BATCHES, BATCH_LEASES)),
+        watches=(
+            *(spec.name for spec in (KEYS, MODELS, ADAPTERS, ACCOUNTS)),
+            *(spec.name for spec in (UNFINISHED, RESPONSE_SHARES, BATCHES, BATCH_LEASES)),
+        ),
         counts=(REQUESTS,),
     ),
     Role.SCHEDULER: Rights(
@@ -183,7 +194,7 @@ RIGHTS = {
         looks_at=(TOKENS.name, *_buckets(MODELS, GROUPS, ADAPTERS)),
         reads=_buckets(MODELS, GROUPS, ADAPTERS),
         writes=((MODELS.name, "*.*"), (GROUPS.name, "*.*"), (ADAPTERS.name, "*")),
-        follows=((GROUPS.name, "*.*"), (ADAPTERS.name, "*")),
+        watches=(GROUPS.name, ADAPTERS.name),
     ),
     Role.AUTOSCALER: Rights(
         sends=(subjects.commands_subject(_ANY_WORKER), subjects.telemetry_subject(Role.AUTOSCALER, "*")),
@@ -211,38 +222,42 @@ def inbox_prefix(role: Role) -> str:
     return f"_INBOX_{role}"
 
 
+def twins_subject(service: str, service_id: str) -> str:
+    """What processes of one id tell each other: among the inboxes of their role, for which nobody needs a further
+    right."""
+    return f"_INBOX_{service}.twins.{service_id}"
+
+
 def permissions_of(role: Role) -> Permissions:
     rights = RIGHTS[role]
     inbox = f"{inbox_prefix(role)}.>"
+    reading = _directly if role in DIRECT_READERS else _in_envelopes
     publish = [
         # To itself, as a sign of life of the broker.
         inbox,
         *rights.sends,
         *(subjects.bucket_subject(bucket, key) for bucket, key in rights.writes),
         *_api(rights.looks_at, lambda stream: (f"STREAM.INFO.{stream}",)),
-        *_api(rights.reads, _reading),
-        *_api(rights.deletes_from, _deleting),
+        *_api((*rights.reads, *map(subjects.bucket_stream, rights.watches)), reading),
+        *_api(rights.deletes_from, lambda stream: (f"STREAM.MSG.DELETE.{stream}", *reading(stream))),
         *_api(rights.purges, lambda stream: (f"STREAM.PURGE.{stream}",)),
-        *_api(
-            map(subjects.bucket_stream, rights.watches),
-            lambda stream: (f"CONSUMER.CREATE.{stream}.*", f"CONSUMER.DELETE.{stream}.*"),
-        ),
         *_api(rights.counts, lambda stream: (f"CONSUMER.LIST.{stream}",)),
         *_api(rights.takes_from, _consuming),
         # Both forms that the broker may use: the other has domain and account before the stream.
         *(f"$JS.ACK.{where}{stream}.>" for stream in rights.takes_from for where in ("", "*.*.")),
         *_api(rights.makes, lambda stream: (f"STREAM.CREATE.{stream}", f"STREAM.UPDATE.{stream}")),
     ]
-    followed = (subjects.bucket_subject(bucket, keys) for bucket, keys in rights.follows)
-    return Permissions(_unique(publish), _unique((inbox, *rights.hears, *followed)))
+    watched = (subjects.stored_subject(bucket, ">") for bucket in rights.watches)
+    return Permissions(_unique(publish), _unique((inbox, *rights.hears, *watched)))
 
 
-def _reading(stream: str) -> tuple[str, ...]:
-    return (f"{'STREAM.MSG' if stream in subjects.READ_IN_ENVELOPES else 'DIRECT'}.GET.{stream}",)
+def _in_envelopes(stream: str) -> tuple[str, ...]:
+    return (f"STREAM.MSG.GET.{stream}",)
 
 
-def _deleting(stream: str) -> tuple[str, ...]:
-    return tuple(f"{call}.{stream}" for call in ("STREAM.MSG.DELETE", "STREAM.MSG.GET", "DIRECT.GET"))
+def _directly(stream: str) -> tuple[str, ...]:
+    """That something is not there, only an envelope surely tells."""
+    return (f"DIRECT.GET.{stream}", *_in_envelopes(stream))
 
 
 def _consuming(stream: str) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ class Delivery(NamedTuple):
     """1 for the first time."""
     published_at: float
     """Seconds since the epoch by the broker's clock. For display and for comparison with itself only."""
+    num_pending: int = 0
+    """Messages for the same consumer that had not been delivered to anybody then."""
 
 
 class Entry(NamedTuple):
@@ -113,7 +115,8 @@ class Bus(Protocol):
         ...
 
     async def acknowledge(self, ack_subject: str) -> None:
-        """Removes the message for good, and waits for the broker to say so. BusUnavailable, OutcomeUnknown."""
+        """Removes the message for good, and waits for the broker to say so. BusUnavailable, OutcomeUnknown. BusRefused
+        if this is no subject that settles a message: it may have passed through others' hands."""
         ...
 
     def published_at(self, ack_subject: str) -> float | None:
@@ -121,7 +124,8 @@ class Bus(Protocol):
         ...
 
     def in_progress(self, ack_subject: str) -> None:
-        """Restarts the message's ack wait. Errors are silent: the next sign of life is soon."""
+        """Restarts the message's ack wait. Errors are silent: the next sign of life is soon. Nothing is sent where no
+        message is settled; so it is with `give_back`."""
         ...
 
     def give_back(self, ack_subject: str, delay_s: float = 0.0) -> None:
@@ -158,6 +162,10 @@ class Bus(Protocol):
         ...
 
     async def num_messages(self, stream: str) -> int: ...
+
+    async def made_at(self, stream: str) -> float:
+        """Seconds since the epoch by the broker's clock. Another time: the broker had lost it and all that it held."""
+        ...
 
     async def purge(self, stream: str, subject: str) -> None:
         """Deletes all messages of a subject. No error if there is none."""

@@ -21,6 +21,9 @@ HeadraceError
     └── ServiceFailure     ours
 """
 
+GRAMMAR_TOO_COMPLEX = "grammar_too_complex"
+"""Code of a request that failed because of the form that its answer was to have."""
+
 
 class HeadraceError(Exception):
     """Base of every error that Headrace raises on purpose."""
@@ -104,7 +107,11 @@ class Forbidden(RequestError):
 
 class ModelNotFound(RequestError):
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model '{model}' does not exist.", code="model_not_found", param="model")
+        super().__init__(
+            f"The model '{model}' does not exist; GET /v1/models lists those that do.",
+            code="model_not_found",
+            param="model",
+        )
 
 
 class Overloaded(RequestError):

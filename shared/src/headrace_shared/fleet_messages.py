@@ -66,6 +66,10 @@ class Hello(Struct, frozen=True, tag=True, kw_only=True):
     """The highest of the commands that it has had: it obeys no lower one."""
     adapters: tuple[LoadedAdapter, ...] = ()
     """Those that it was told to load."""
+    device: str = ""
+    """cpu, cuda:N, or timing:GPU where a GPU's time is taken and nothing computed; empty until its model is loaded."""
+    dtype: str = ""
+    """Number format of weights and cache: float32, bfloat16 or float16."""
 
 
 class WorkerCommand(Struct, frozen=True, tag=True, kw_only=True):
@@ -120,6 +124,8 @@ class ModelCard(Struct, frozen=True, tag=True, kw_only=True):
     """Seconds since the epoch, for the models listing."""
     hidden_size: int = 0
     """Numbers in an embedding; 0: whoever wrote the card did not know."""
+    constrained_decoding: bool = True
+    """Answers can be held to a grammar, and to or from certain tokens, by all workers that wrote it."""
 
 
 class AdapterRecord(Struct, frozen=True, tag=True, kw_only=True):
@@ -184,3 +190,7 @@ class RouterLoad(Struct, frozen=True, tag=True, kw_only=True):
     running: tuple[RunningGroup, ...] = ()
     promises: bytes = b""
     """New promises to clients that were refused: a digest of 8 bytes and tenths of a second, 16 bits, for each."""
+    newest_sequence: int = 0
+    """Highest stream sequence, of any model, that the router knew when it said this."""
+    kept_promises: bytes = b""
+    """Digests of promises to clients that have come back."""

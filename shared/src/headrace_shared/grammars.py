@@ -34,7 +34,7 @@ class GrammarError(HeadraceError):
 
 class Grammars:
     """Of one model. Thread-safe. Compiling a grammar takes a millisecond, or much longer where it is complex; the first
-    one also reads the tokenizer, which takes some hundred."""
+    one also reads the tokenizer, which takes some hundred, if it was not prepared."""
 
     def __init__(self, card: ModelCard) -> None:
         self._card = card
@@ -63,13 +63,19 @@ class Grammars:
                 self._num_known_bytes -= len(self._known.popitem(last=False)[0])
             return matcher.deep_copy()
 
+    def prepare(self) -> None:
+        """Reads the tokenizer, while which no other thread of Python runs. Raises GrammarError."""
+        with self._lock:
+            self._read_tokenizer()
+
     def _read_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
             card = self._card
             try:
-                self._tokenizer = LLTokenizer(
-                    card.tokenizer.decode(), n_vocab=card.vocab_size, eos_token=list(card.eos_token_ids)
-                )
+                text = card.tokenizer.decode().lstrip()
+                if not text.startswith("{"):  # the library would take it for the name of a file
+                    raise GrammarError("this model's tokenizer is no JSON")
+                self._tokenizer = LLTokenizer(text, n_vocab=card.vocab_size, eos_token=list(card.eos_token_ids))
             except ValueError as error:
                 raise GrammarError(f"this model's tokenizer cannot be used with grammars: {error}") from error
         return self._tokenizer

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
-from headrace_shared.tasks import end
+from headrace_shared.listener import Listener
 from headrace_shared.telemetry import METRICS_CONTENT_TYPE
 
 MAX_CONNECTIONS = 32
@@ -33,34 +33,17 @@ class HealthServer:
     def __init__(self, not_ready: Callable[[], str | None], render_metrics: Callable[[], bytes]) -> None:
         self._not_ready = not_ready
         self._render_metrics = render_metrics
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[None], None] = {}
-        """Oldest first."""
+        self._listener = Listener(
+            self._serve, max_connections=MAX_CONNECTIONS, read_limit=_MAX_HEAD_BYTES, cuts_oldest=True
+        )
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port (useful for port 0). Raises OSError if it is taken."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=_MAX_HEAD_BYTES)
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return await self._listener.start(host, port)
 
     async def close(self) -> None:
         """Stops listening, and cuts whoever is connected."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for task in list(self._connections):
-            await end(task)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            oldest = next((task for task in self._connections if not task.cancelling()), None)
-            if oldest is None:
-                writer.close()
-                return
-            oldest.cancel()
-        task = asyncio.create_task(self._serve(reader, writer), name="probe")
-        self._connections[task] = None
-        task.add_done_callback(lambda done: self._connections.pop(done, None))
+        await self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -75,8 +58,6 @@ class HealthServer:
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass  # a broken or idle client; there is nobody to tell
-        finally:
-            writer.close()
 
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")

@@ -68,13 +68,20 @@ class LeaseTable:
 
     def observe(self, key: str, entry: Entry | None, now: float) -> None:
         """Takes what a watch reports; None for a removed key. A revision that is not newer says nothing new, so that a
-        watch may repeat itself. Raises ProtocolError."""
+        watch may repeat itself. Raises ProtocolError for what is no lease: it is no sign of life, but its revision is
+        kept, without which nobody could ever take the lease again."""
         if entry is None:
             self._leases.pop(key, None)
             return
         known = self._leases.get(key)
-        if known is None or entry.revision > known.revision:
+        if known is not None and entry.revision <= known.revision:
+            return
+        try:
             self._leases[key] = ObservedLease(decode(entry.value, LeaseRecord), entry.revision, now)
+        except ProtocolError:
+            known = known or ObservedLease(LeaseRecord(holder="", epoch=0), 0, now)
+            self._leases[key] = replace(known, revision=entry.revision)
+            raise
 
     def get(self, key: str) -> ObservedLease | None:
         return self._leases.get(key)

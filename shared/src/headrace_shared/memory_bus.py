@@ -5,6 +5,7 @@ one event loop, without persistence. `stop` and `start` play an outage in which 
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 
@@ -186,26 +187,29 @@ class MemoryBus:
         stream.remove(sequence)
 
     def published_at(self, ack_subject: str) -> float | None:
-        if not ack_subject:
+        try:
+            stream, _, sequence = self._settled(ack_subject)
+        except BusRefused:
             return None
-        stream, _, sequence = self._settled(ack_subject)
         stored = stream.stored.get(sequence)
         return None if stored is None else time.time() - (time.monotonic() - stored[1])
 
     def in_progress(self, ack_subject: str) -> None:
-        if self.is_connected:
+        with contextlib.suppress(BusRefused):
             _, consumer, sequence = self._settled(ack_subject)
-            if consumer is not None:
+            if self.is_connected and consumer is not None:
                 consumer.extend(sequence)
 
     def give_back(self, ack_subject: str, delay_s: float = 0.0) -> None:
-        if self.is_connected:
+        with contextlib.suppress(BusRefused):
             stream, consumer, sequence = self._settled(ack_subject)
-            if consumer is not None:
+            if self.is_connected and consumer is not None:
                 consumer.offer_again(sequence, delay_s)
                 stream.changed()
 
     def _settled(self, ack_subject: str) -> tuple[MemoryStream, MemoryConsumer | None, int]:
+        if ack_subject.count("/") != 3:
+            raise BusRefused(f"no message is settled by {ack_subject!r}")
         _, name, consumer, sequence = ack_subject.split("/")
         stream = self.broker.stream(name)
         return stream, stream.consumers.get(consumer), int(sequence)
@@ -250,6 +254,10 @@ class MemoryBus:
     async def num_messages(self, stream: str) -> int:
         self._check()
         return self.broker.stream(stream).num_messages()
+
+    async def made_at(self, stream: str) -> float:
+        self._check()
+        return self.broker.stream(stream).made_at
 
     async def purge(self, stream: str, subject: str) -> None:
         self._check()

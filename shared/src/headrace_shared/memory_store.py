@@ -26,6 +26,7 @@ def matches(pattern: str, subject: str) -> bool:
 class MemoryStream:
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
+        self.made_at = time.time()
         self.consumers: dict[str, MemoryConsumer] = {}
         self.stored: OrderedDict[int, tuple[Message, float]] = OrderedDict()
         """sequence -> (message, when it was stored by the monotonic clock)"""
@@ -178,4 +179,5 @@ class MemoryConsumer:
             stream_sequence=sequence,
             num_delivered=self._num_delivered[sequence],
             published_at=time.time() - (now - stored_at),
+            num_pending=len(self._fresh(stream)),
         )

@@ -238,6 +238,10 @@ class Grant(Struct, frozen=True, tag=True, kw_only=True):
     """Stop these sequences (cancelled or preempted). Unknown ids are no error: they may have just finished."""
 
 
+GRAMMAR_FAILED = "grammar: "
+"""A sequence's `error` begins so where it was its grammar that could not be followed any further."""
+
+
 class SequenceProgress(Struct, frozen=True, array_like=True):
     sequence_id: SequenceId
     num_computed: int

@@ -62,8 +62,9 @@ def served_name(model: str) -> str:
 
 
 async def store_card(bus: Bus, card: ModelCard) -> ModelCard:
-    """Puts the card into the broker and returns what is there now: with the smallest context of its writers, and the
-    creation time of the first. Raises ProtocolError if it is too large, CardConflict, BusUnavailable."""
+    """Puts the card into the broker and returns what is there now: with the smallest context of its writers, what all
+    of them can, and the creation time of the first. Raises ProtocolError if it is too large, CardConflict,
+    BusUnavailable."""
     await bus.ensure_bucket(MODELS)
     key, has_written = model_card_key(card.model, 0), False
     for attempt in range(_STORE_ATTEMPTS):
@@ -88,6 +89,11 @@ async def store_card(bus: Bus, card: ModelCard) -> ModelCard:
 async def load_card(bus: Bus, model: str) -> ModelCard | None:
     """The model's card, or None if there is none (or none complete). Raises BusUnavailable."""
     return (await _read(bus, model_card_key(model, 0))).card
+
+
+async def has_card(bus: Bus, model: str) -> bool:
+    """Whether there is one, complete or not. Raises BusError."""
+    return await bus.get(MODELS.name, model_card_key(model, 0)) is not None
 
 
 async def clear_cards(bus: Bus) -> None:
@@ -172,8 +178,12 @@ class _Watcher:
 def _merge(card: ModelCard, stored: ModelCard | None) -> ModelCard:
     if stored is None:
         return card
-    context = min(card.context, stored.context)
-    return msgspec.structs.replace(card, context=context, created=stored.created)
+    return msgspec.structs.replace(
+        card,
+        context=min(card.context, stored.context),
+        constrained_decoding=card.constrained_decoding and stored.constrained_decoding,
+        created=stored.created,
+    )
 
 
 async def _write(bus: Bus, model: str, parts: list[bytes], revision: int | None) -> None:

@@ -12,25 +12,26 @@ import structlog
 from headrace_shared.broker_identity import BrokerIdentity
 from headrace_shared.broker_permissions import Role
 from headrace_shared.bus import Delivery, Entry, Handler, Message, QueueDepth, Subscription, WatchHandler
-from headrace_shared.errors import BusRefused, BusUnavailable, OutcomeUnknown
+from headrace_shared.errors import BusUnavailable
+from headrace_shared.nats_ack import parse_ack_subject
 from headrace_shared.nats_connection import NatsConnection
-from headrace_shared.nats_following_watch import FollowingWatch
-from headrace_shared.nats_jetstream import ApiOptions, JetStream, parse_ack_subject
+from headrace_shared.nats_jetstream import ApiOptions, JetStream
 from headrace_shared.nats_kv import KeyValue
 from headrace_shared.nats_link import LinkOptions
 from headrace_shared.nats_watch import Watch
+from headrace_shared.patience import RETRY_S, patiently
 from headrace_shared.subjects import BucketSpec, ConsumerSpec, StreamSpec
 
 log = structlog.get_logger(__name__)
 
 DEFAULT_CONNECT_TIMEOUT_S = 30.0
 DEFAULT_REQUEST_TIMEOUT_S = 5.0
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 """How long streams and consumers may take to make: a cluster that has just lost a member, or is just starting, elects a
-leader first, which takes it 4 to 9 s."""
+leader first, which takes it 4 to 9 s, or a minute on a machine on which much else is starting. Whoever gives up is only
+started again, and has it all before him."""
 MAKERS_PATIENCE_S = 600.0
 """The same where somebody else makes them, who may have to be started first."""
-RETRY_S = 0.1
 
 
 class NatsBus:
@@ -43,13 +44,12 @@ class NatsBus:
         on_closed: Callable[[], None],
         api: ApiOptions,
     ) -> None:
-        self._identity = identity
         self._patience_s = PATIENCE_S if identity.may_make_streams else MAKERS_PATIENCE_S
         closed = _Once(on_closed)
         self._core, self._store = (NatsConnection(each, self._restored, closed) for each in options)
         self._streams = JetStream(self._store, api)
         self._buckets = KeyValue(self._streams)
-        self._watches: set[Watch | FollowingWatch] = set()
+        self._watches: set[Watch] = set()
         self._reconnect_callbacks: list[Callable[[], None]] = []
 
     @classmethod
@@ -79,7 +79,8 @@ class NatsBus:
         identity = BrokerIdentity(role, credentials, authority, user or "", password or "")
         await asyncio.to_thread(identity.load)
         options = [LinkOptions(urls, f"{name}-{part}", identity, ping_interval_s) for part in ("core", "store")]
-        bus = cls(identity, options, on_closed, ApiOptions(request_timeout_s, num_replicas, identity.may_make_streams))
+        api = ApiOptions(request_timeout_s, num_replicas, identity.may_make_streams, identity.reads_directly)
+        bus = cls(identity, options, on_closed, api)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(bus._core.open(connect_timeout_s))
@@ -179,6 +180,9 @@ class NatsBus:
     async def num_messages(self, stream: str) -> int:
         return await self._streams.num_messages(stream)
 
+    async def made_at(self, stream: str) -> float:
+        return await self._streams.made_at(stream)
+
     async def purge(self, stream: str, subject: str) -> None:
         await self._streams.purge(stream, subject)
 
@@ -204,12 +208,7 @@ class NatsBus:
         return await self._buckets.entries(bucket, under)
 
     async def watch(self, bucket: str, handler: WatchHandler) -> Subscription:
-        watch: Watch | FollowingWatch
-        if self._identity.may_watch(bucket):
-            watch = Watch(self._store, self._streams, bucket, handler, self._watches.discard)
-        else:
-            keys = self._identity.followed_keys(bucket)
-            watch = FollowingWatch(self._store, self._buckets, (bucket, keys), handler, self._watches.discard)
+        watch = Watch(self._store, self._streams, self._buckets, bucket, handler, self._watches.discard)
         self._watches.add(watch)
         await watch.open()
         return watch
@@ -221,21 +220,7 @@ class NatsBus:
 
     async def _patiently(self, call: Callable[[], Awaitable[None]]) -> None:
         """For calls that may be repeated."""
-        now = asyncio.get_running_loop().time
-        until = now() + self._patience_s
-        is_told = False
-        while True:
-            try:
-                return await call()
-            except BusRefused:
-                raise
-            except (BusUnavailable, OutcomeUnknown) as error:
-                if now() > until:
-                    raise
-                if not is_told:
-                    log.info("the broker is not ready", error=str(error))
-                is_told = True
-                await asyncio.sleep(RETRY_S)
+        await patiently(call, self._patience_s, RETRY_S)
 
 
 class _Once:

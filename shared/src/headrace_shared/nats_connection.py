@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from headrace_shared.bus import Handler, Message
 from headrace_shared.bus_rules import check_size, check_subject, is_out_of_a_stream, matcher
 from headrace_shared.errors import BusOverloaded, BusUnavailable, OutcomeUnknown
-from headrace_shared.nats_link import Incoming, LinkOptions, NatsLink
+from headrace_shared.nats_client import Incoming
+from headrace_shared.nats_link import LinkOptions, NatsLink
 from headrace_shared.nats_outbox import Outbox
 
 log = structlog.get_logger(__name__)
@@ -31,8 +31,8 @@ class NatsSubscription:
         self._connection = connection
         self.subject = subject
         self.handler = handler
-        self.current: Any = None
-        """nats-py's subscription on the present client."""
+        self.end: Callable[[], None] | None = None
+        """Ends it on the present client."""
 
     async def close(self) -> None:
         await self._connection.unsubscribe(self)
@@ -89,9 +89,9 @@ class NatsConnection:
     # What the link tells.
 
     async def link_up(self) -> None:
-        await self._link.subscribe(self._inbox + "*", self._on_reply)
+        self._link.subscribe(self._inbox + "*", self._on_reply)
         for subscription in self._subscriptions:
-            subscription.current = await self._link.subscribe(subscription.subject, subscription.handler)
+            subscription.end = self._link.subscribe(subscription.subject, subscription.handler)
         await self.echo()
         self._outbox.start()
 
@@ -117,14 +117,14 @@ class NatsConnection:
         check_size(data, headers, self._link.max_data, self._link.max_headers)
         self._outbox.put(subject, data, headers)
 
-    async def send(self, subject: str, data: bytes, headers: Mapping[str, str] | None, reply_to: str) -> None:
+    def send(self, subject: str, data: bytes, headers: Mapping[str, str] | None, reply_to: str) -> None:
         """Sends at once, ahead of the outbox. Raises BusUnavailable, BusOverloaded, PayloadTooLarge."""
         if not self._link.is_connected:
             raise BusUnavailable("not connected to the broker")
         check_size(data, headers, self._link.max_data, self._link.max_headers)
         if self._link.unsent_bytes > MAX_UNSENT_BYTES:
             raise BusOverloaded(f"{MAX_UNSENT_BYTES} bytes wait for the broker")
-        await self._link.send(subject, data, headers, reply_to)
+        self._link.send(subject, data, headers, reply_to)
 
     async def request(
         self,
@@ -141,15 +141,38 @@ class NatsConnection:
             raise BusUnavailable("nobody listens: JetStream or the stream is not there")
         return reply
 
+    async def request_many(self, subject: str, data: bytes, *, timeout_s: float) -> tuple[list[Incoming], Incoming]:
+        """One message out; all that comes back, and the reply with a status that ends it. Raises as `request`."""
+        replies: list[Incoming] = []
+
+        def is_last(reply: Incoming) -> bool:
+            if not reply.status:
+                replies.append(reply)
+            return bool(reply.status)
+
+        last = await self._exchange(lambda inbox: self.send(subject, data, None, inbox), timeout_s, is_last)
+        return replies, last
+
     async def echo(self) -> None:
         """Returns when the broker has processed all that was sent so far. Raises BusUnavailable, OutcomeUnknown."""
         await self._exchange(lambda inbox: self._link.send(inbox, b""), self._echo_timeout_s)
 
-    async def _exchange(self, send: Callable[[str], Coroutine[Any, Any, None]], timeout_s: float) -> Incoming:
+    async def _exchange(
+        self,
+        send: Callable[[str], None],
+        timeout_s: float,
+        is_last: Callable[[Incoming], bool] = lambda reply: True,
+    ) -> Incoming:
+        """The first reply that `is_last`."""
         future: asyncio.Future[Incoming | None] = asyncio.get_running_loop().create_future()
-        inbox = self.expect(lambda reply: None if future.done() else future.set_result(reply))
+
+        def on_reply(reply: Incoming | None) -> None:
+            if not future.done() and (reply is None or is_last(reply)):
+                future.set_result(reply)
+
+        inbox = self.expect(on_reply)
         try:
-            await send(inbox)
+            send(inbox)
             async with asyncio.timeout(timeout_s):
                 reply = await future
         except TimeoutError as error:
@@ -203,7 +226,7 @@ class NatsConnection:
         subscription = NatsSubscription(self, subject, handler)
         self._subscriptions.append(subscription)
         try:
-            subscription.current = await self._link.subscribe(subject, handler)
+            subscription.end = self._link.subscribe(subject, handler)
             await self.echo()
         except OutcomeUnknown as error:
             await self.unsubscribe(subscription)
@@ -216,6 +239,6 @@ class NatsConnection:
     async def unsubscribe(self, subscription: NatsSubscription) -> None:
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
-        current, subscription.current = subscription.current, None
-        if current is not None:
-            await self._link.unsubscribe(current)
+        end, subscription.end = subscription.end, None
+        if end is not None:
+            end()

@@ -11,67 +11,34 @@ import structlog
 
 from headrace_shared.bus import Delivery, Message, QueueDepth
 from headrace_shared.bus_rules import check_subject, is_out_of_a_stream
-from headrace_shared.errors import (
-    BusError,
-    BusOverloaded,
-    BusRefused,
-    BusUnavailable,
-    OutcomeUnknown,
-    PayloadTooLarge,
-    QueueFull,
-    RevisionConflict,
+from headrace_shared.errors import BusOverloaded, BusRefused, BusUnavailable, OutcomeUnknown
+from headrace_shared.nats_ack import AckSubject, is_ack_subject, parse_ack_subject
+from headrace_shared.nats_api import (
+    CONSUMER_NOT_FOUND,
+    DELETE_FAILED,
+    NO_MESSAGE,
+    STREAM_NOT_FOUND,
+    JetStreamApi,
+    error_code,
+    error_of,
 )
+from headrace_shared.nats_client import Incoming
 from headrace_shared.nats_connection import NatsConnection
-from headrace_shared.nats_link import Incoming
 from headrace_shared.nats_pull import PullSlot
-from headrace_shared.nats_stored import message_of, stored_message
-from headrace_shared.subjects import DEDUPE_WINDOW_S, READ_IN_ENVELOPES, ConsumerSpec, StreamSpec
+from headrace_shared.nats_reading import StreamReader
+from headrace_shared.subjects import DEDUPE_WINDOW_S, ConsumerSpec, StreamSpec
 
 PULL_GRACE_S = 0.5
 """How long the broker's word that a pull has expired may be late."""
 ACK_TIMEOUT_S = 2.0
 MAX_PULL_S = 30.0
+SAME_TIME_S = 1e-5
+"""Two times of one message, in nanoseconds and as a number of 64 bits."""
 RETRY_S = 0.1
-BATCH_MESSAGES = 256
-BATCH_BYTES = 8 * 1024 * 1024
 MAX_WAITING = 4096
 """Pulls that may wait at one consumer."""
 
-# Error codes of the JetStream API.
-CONSUMER_NOT_FOUND = 10014
-WRONG_LAST_SEQUENCE = 10071
-STREAM_NOT_FOUND = 10059
-NO_MESSAGE = 10037
-DELETE_FAILED = frozenset({10043, 10057})
-MESSAGE_TOO_LARGE = 10054
-TEMPORARY = frozenset({10003, 10005, 10006, 10008, 10009})
-"""A cluster without a leader, or with too few members for now."""
-FULL = frozenset({10077, 10122})
-"""Maximum messages or bytes of the stream, or messages of the subject."""
-
 log = structlog.get_logger(__name__)
-
-
-class AckSubject(NamedTuple):
-    """What the broker tells in the subject that settles a message."""
-
-    stream: str
-    num_delivered: int
-    stream_sequence: int
-    consumer_sequence: int
-    published_at: float
-    num_pending: int
-
-
-def parse_ack_subject(subject: str) -> AckSubject:
-    """Both forms: with 9 tokens, or with domain and account before the stream. Raises ValueError."""
-    tokens = subject.split(".")
-    if len(tokens) >= 11:
-        tokens = tokens[:2] + tokens[4:]
-    if len(tokens) < 9 or tokens[:2] != ["$JS", "ACK"]:
-        raise ValueError(f"no ack subject: {subject!r}")
-    delivered, stream_sequence, consumer_sequence, nanoseconds, pending = map(int, tokens[4:9])
-    return AckSubject(tokens[2], delivered, stream_sequence, consumer_sequence, nanoseconds / 1e9, pending)
 
 
 class ApiOptions(NamedTuple):
@@ -81,12 +48,16 @@ class ApiOptions(NamedTuple):
     """Of each stream."""
     may_make_streams: bool
     """Else others do, and we wait until they are there."""
+    reads_directly: bool
+    """Else in envelopes (`nats_reading.py`)."""
 
 
 class JetStream:
     def __init__(self, connection: NatsConnection, options: ApiOptions) -> None:
         self._connection = connection
         self._timeout_s = options.timeout_s
+        self._api = JetStreamApi(connection, options.timeout_s)
+        self._reader = StreamReader(self._api, is_direct=options.reads_directly)
         self._num_replicas = options.num_replicas
         self._may_make_streams = options.may_make_streams
         self._idle_slots: dict[ConsumerSpec, list[PullSlot]] = {}
@@ -94,17 +65,11 @@ class JetStream:
 
     async def api(self, call: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One request of the JetStream API; the answer as it is, `error` included."""
-        body = json.dumps(arguments).encode() if arguments else b""
-        reply = await self._connection.request(f"$JS.API.{call}", body, timeout_s=self._timeout_s)
-        answer: dict[str, Any] = json.loads(reply.data)
-        return answer
+        return await self._api.ask(call, arguments)
 
     async def must(self, call: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The same, but an `error` is raised."""
-        answer = await self.api(call, arguments)
-        if "error" in answer:
-            raise _error_of(answer, call)
-        return answer
+        return await self._api.must(call, arguments)
 
     # Streams.
 
@@ -138,14 +103,14 @@ class JetStream:
         # Update first: the server finds a stream that is to be created too large for its memory before it sees that
         # the stream exists.
         answer = await self.api(f"STREAM.UPDATE.{name}", config)
-        if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
+        if error_code(answer) == STREAM_NOT_FOUND:
             created = await self.api(f"STREAM.CREATE.{name}", config)
             # When it fails, another process may just have made it.
             answer = await self.api(f"STREAM.UPDATE.{name}", config) if "error" in created else created
-            if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
+            if error_code(answer) == STREAM_NOT_FOUND:
                 answer = created
         if "error" in answer:
-            raise _error_of(answer, name)
+            raise error_of(answer, name)
 
     async def _must_exist(self, name: str) -> None:
         """Raises BusUnavailable as long as it is not there: somebody is about to make it."""
@@ -160,7 +125,7 @@ class JetStream:
         reply = await self._connection.request(subject, data, headers, timeout_s=self._timeout_s)
         answer = json.loads(reply.data)
         if "error" in answer:
-            raise _error_of(answer, subject, len(data))
+            raise error_of(answer, subject, len(data))
         sequence: int = answer["seq"]
         return sequence
 
@@ -169,32 +134,25 @@ class JetStream:
         if "error" not in answer:
             return True
         # A message that is gone and a disk that is full look alike.
-        if answer["error"].get("err_code") in DELETE_FAILED and not await self.holds(stream, stream_sequence):
+        if error_code(answer) in DELETE_FAILED and not await self.holds(stream, stream_sequence):
             return False
-        raise _error_of(answer, stream)
-
-    async def holds(self, stream: str, stream_sequence: int) -> bool:
-        """Only the stream's leader surely knows that a message is gone; but its answer would hold one that is there in
-        text form, too long for the largest messages."""
-        ask = json.dumps({"seq": stream_sequence}).encode()
-        subject = f"$JS.API.DIRECT.GET.{stream}"
-        if not (await self._connection.request(subject, ask, timeout_s=self._timeout_s)).status:
-            return True
-        answer = await self.api(f"STREAM.MSG.GET.{stream}", {"seq": stream_sequence})
-        if answer.get("error", {}).get("err_code") == NO_MESSAGE:
-            return False
-        if "error" in answer:
-            raise _error_of(answer, stream)
-        return True
+        raise error_of(answer, stream)
 
     async def clock(self, stream: str) -> float:
         answer = await self.must(f"STREAM.INFO.{stream}")
         return datetime.fromisoformat(answer["ts"]).timestamp()
 
     async def num_messages(self, stream: str) -> int:
-        state = (await self.must(f"STREAM.INFO.{stream}"))["state"]
-        num_messages: int = state["messages"]
-        return num_messages
+        return int((await self.must(f"STREAM.INFO.{stream}"))["state"]["messages"])
+
+    async def state(self, stream: str) -> tuple[str, int]:
+        """When it was made, in the broker's words, and the last sequence of all that was ever stored."""
+        info = await self.must(f"STREAM.INFO.{stream}")
+        return info["created"], info["state"]["last_seq"]
+
+    async def made_at(self, stream: str) -> float:
+        answer = await self.must(f"STREAM.INFO.{stream}")
+        return datetime.fromisoformat(answer["created"]).timestamp()
 
     async def purge(self, stream: str, subject: str) -> None:
         await self.must(f"STREAM.PURGE.{stream}", {"filter": subject})
@@ -202,71 +160,18 @@ class JetStream:
     # Reading without a consumer.
 
     async def last(self, stream: str, subject: str) -> Message | None:
-        if stream in READ_IN_ENVELOPES:
-            return await self._unwrapped(stream, {"last_by_subj": subject})
-        reply = await self._connection.request(
-            f"$JS.API.DIRECT.GET.{stream}",
-            json.dumps({"last_by_subj": subject}).encode(),
-            timeout_s=self._timeout_s,
-        )
-        if reply.status == "404":
-            return None
-        return stored_message(reply)
+        return await self._reader.last(stream, subject)
 
     async def read(self, stream: str, subject: str, limit: int | None, from_sequence: int = 1) -> list[Message]:
         """At most `limit` messages, oldest first; None: all, which must be bounded by the stream's own limits."""
-        messages: list[Message] = []
-        sequence = from_sequence
-        while limit is None or len(messages) < limit:
-            count = BATCH_MESSAGES if limit is None else min(BATCH_MESSAGES, limit - len(messages))
-            batch, is_end = await self._read_batch(stream, subject, sequence, count)
-            messages += batch
-            if is_end or not batch:
-                break
-            sequence = batch[-1].stream_sequence + 1
-        return messages
+        return await self._reader.read(stream, subject, limit, from_sequence)
 
-    async def _unwrapped(self, stream: str, which: Mapping[str, Any]) -> Message | None:
-        answer = await self.api(f"STREAM.MSG.GET.{stream}", which)
-        if "error" not in answer:
-            return message_of(answer["message"])
-        if answer["error"].get("err_code") != NO_MESSAGE:
-            raise _error_of(answer, stream)
-        return None
+    async def newest(self, stream: str, subjects: str) -> list[Message]:
+        """The last message of each of these subjects, oldest first."""
+        return await self._reader.newest(stream, subjects)
 
-    async def _read_batch(self, stream: str, subject: str, sequence: int, count: int) -> tuple[list[Message], bool]:
-        """(messages, nothing is left)."""
-        if stream in READ_IN_ENVELOPES:
-            message = await self._unwrapped(stream, {"seq": sequence, "next_by_subj": subject})
-            return ([], True) if message is None else ([message], False)
-        done: asyncio.Future[Incoming | None] = asyncio.get_running_loop().create_future()
-        messages: list[Message] = []
-
-        def on_reply(reply: Incoming | None) -> None:
-            if done.done():
-                return
-            if reply is None or reply.status:
-                done.set_result(reply)
-            else:
-                messages.append(stored_message(reply))
-
-        inbox = self._connection.expect(on_reply)
-        ask = {"seq": sequence, "next_by_subj": subject, "batch": count, "max_bytes": BATCH_BYTES}
-        try:
-            await self._connection.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(ask).encode(), None, inbox)
-            async with asyncio.timeout(self._timeout_s):
-                reply = await done
-        except TimeoutError as error:
-            raise BusUnavailable(f"no answer within {self._timeout_s:g} s") from error
-        finally:
-            self._connection.forget(inbox)
-        if reply is None:
-            raise BusUnavailable("the connection broke before the answer came")
-        if reply.status == "404":
-            return messages, True
-        if reply.status != "204":
-            raise BusUnavailable(f"{stream}: {reply.status} {reply.headers.get('Description', '')}")
-        return messages, reply.headers.get("Nats-Num-Pending", "0") == "0"
+    async def holds(self, stream: str, stream_sequence: int) -> bool:
+        return await self._reader.holds(stream, stream_sequence)
 
     # Work queues.
 
@@ -306,6 +211,7 @@ class JetStream:
                     stream_sequence=ack.stream_sequence,
                     num_delivered=ack.num_delivered,
                     published_at=ack.published_at,
+                    num_pending=ack.num_pending,
                 )
             elif reply is not None and (reply.status == "503" or "Deleted" in reply.headers.get("Description", "")):
                 await self.ensure_consumer(spec)
@@ -330,6 +236,8 @@ class JetStream:
                 idle.append(slot)
 
     async def acknowledge(self, ack_subject: str) -> None:
+        if not is_ack_subject(ack_subject):
+            raise BusRefused(f"no message is settled by {ack_subject!r}")
         try:
             await self._connection.request(ack_subject, b"+ACK", timeout_s=ACK_TIMEOUT_S)
         except (BusUnavailable, OutcomeUnknown):
@@ -337,7 +245,18 @@ class JetStream:
                 raise
             # The consumer that delivered it is gone (nobody listens) or was made anew (it does not answer).
             ack = parse_ack_subject(ack_subject)
-            await self.delete(ack.stream, ack.stream_sequence)
+            if await self._is_in_its_place(ack):
+                await self.delete(ack.stream, ack.stream_sequence)
+
+    async def _is_in_its_place(self, ack: AckSubject) -> bool:
+        """The message itself, and not another one, as in a queue that was lost and made anew. Raises BusError."""
+        answer = await self.api(f"STREAM.MSG.GET.{ack.stream}", {"seq": ack.stream_sequence})
+        if error_code(answer) == NO_MESSAGE:
+            return False
+        if "error" in answer:
+            raise error_of(answer, ack.stream)
+        stored_at = datetime.fromisoformat(answer["message"]["time"]).timestamp()
+        return abs(stored_at - ack.published_at) < SAME_TIME_S
 
     def in_progress(self, ack_subject: str) -> None:
         self._tell(ack_subject, b"+WPI")
@@ -346,6 +265,9 @@ class JetStream:
         self._tell(ack_subject, b"-NAK" if delay_s <= 0 else b'-NAK {"delay": %d}' % _ns(delay_s))
 
     def _tell(self, ack_subject: str, data: bytes) -> None:
+        if not is_ack_subject(ack_subject):
+            log.error("no message is settled by this", subject=ack_subject)
+            return
         try:
             self._connection.publish(ack_subject, data)
         except (BusUnavailable, BusOverloaded):
@@ -354,11 +276,11 @@ class JetStream:
     async def queue_depth(self, spec: ConsumerSpec) -> QueueDepth:
         call = f"CONSUMER.INFO.{spec.stream}.{spec.name}"
         answer = await self.api(call)
-        if answer.get("error", {}).get("err_code") == CONSUMER_NOT_FOUND:
+        if error_code(answer) == CONSUMER_NOT_FOUND:
             await self.ensure_consumer(spec)
             answer = await self.must(call)
         elif "error" in answer:
-            raise _error_of(answer, call)
+            raise error_of(answer, call)
         return _depth_of(answer)
 
     async def queue_depths(self, stream: str) -> dict[str, QueueDepth]:
@@ -373,23 +295,8 @@ class JetStream:
 
     async def remove_consumer(self, stream: str, name: str) -> None:
         answer = await self.api(f"CONSUMER.DELETE.{stream}.{name}")
-        if "error" in answer and answer["error"].get("err_code") != CONSUMER_NOT_FOUND:
-            raise _error_of(answer, name)
-
-
-def _error_of(answer: Mapping[str, Any], what: str, size: int = 0) -> BusError:
-    error = answer["error"]
-    description = f"{what}: {error.get('description', 'unknown error')}"
-    code = error.get("err_code", 0)
-    if code == WRONG_LAST_SEQUENCE:
-        return RevisionConflict(description)
-    if code in FULL:
-        return QueueFull(description)
-    if code == MESSAGE_TOO_LARGE:
-        return PayloadTooLarge(size, size)
-    if code in TEMPORARY:
-        return BusUnavailable(description)
-    return BusRefused(description)
+        if "error" in answer and error_code(answer) != CONSUMER_NOT_FOUND:
+            raise error_of(answer, name)
 
 
 def _ns(seconds: float) -> int:

@@ -1,9 +1,18 @@
 """Key-value buckets: a stream each, one message a key, compare-and-set by the key's last sequence."""
 
+from collections.abc import Mapping
+
 from headrace_shared.bus import Entry, Message
 from headrace_shared.errors import RevisionConflict
 from headrace_shared.nats_jetstream import JetStream
-from headrace_shared.subjects import DEDUPE_WINDOW_S, BucketSpec, bucket_key, bucket_stream, bucket_subject
+from headrace_shared.subjects import (
+    DEDUPE_WINDOW_S,
+    BucketSpec,
+    bucket_key,
+    bucket_stream,
+    bucket_subject,
+    stored_subject,
+)
 
 REMOVED_KEPT_S = 3600
 """How long the marker of a removed key stays, for watchers that were away."""
@@ -29,8 +38,10 @@ class KeyValue:
             "allow_rollup_hdrs": bool(spec.ttl_s),
             "deny_purge": not spec.ttl_s,
             "deny_delete": True,
-            "allow_direct": spec.is_read_directly,
+            "allow_direct": True,
             "allow_msg_ttl": True,
+            # For watches, which thus need no consumer.
+            "republish": {"src": bucket_subject(spec.name, ">"), "dest": stored_subject(spec.name, ">")},
         }
         if spec.ttl_s:
             config["subject_delete_marker_ttl"] = EXPIRED_KEPT_S * 10**9
@@ -38,7 +49,7 @@ class KeyValue:
 
     async def get(self, bucket: str, key: str) -> Entry | None:
         message = await self._streams.last(bucket_stream(bucket), bucket_subject(bucket, key))
-        return None if message is None or is_removal(message) else entry_of(bucket, message)
+        return None if message is None or is_removal(message.headers) else entry_of(bucket, message)
 
     async def create(self, bucket: str, key: str, value: bytes) -> int:
         try:
@@ -46,7 +57,7 @@ class KeyValue:
         except RevisionConflict:
             # The last message may be the marker of a removed key.
             message = await self._streams.last(bucket_stream(bucket), bucket_subject(bucket, key))
-            if message is None or not is_removal(message):
+            if message is None or not is_removal(message.headers):
                 raise
             return await self.update(bucket, key, value, message.stream_sequence)
 
@@ -67,14 +78,12 @@ class KeyValue:
 
     async def entries(self, bucket: str, under: str) -> list[Entry]:
         keys = f"{under}.>" if under else ">"
-        messages = await self._streams.read(bucket_stream(bucket), bucket_subject(bucket, keys), None)
-        # A key that changed while we read is there twice.
-        newest = {message.subject: message for message in messages}
-        return [entry_of(bucket, message) for message in newest.values() if not is_removal(message)]
+        messages = await self._streams.newest(bucket_stream(bucket), bucket_subject(bucket, keys))
+        return [entry_of(bucket, message) for message in messages if not is_removal(message.headers)]
 
 
-def is_removal(message: Message) -> bool:
-    return "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers
+def is_removal(headers: Mapping[str, str]) -> bool:
+    return "KV-Operation" in headers or "Nats-Marker-Reason" in headers
 
 
 def entry_of(bucket: str, message: Message) -> Entry:

@@ -1,4 +1,4 @@
-"""One link to the broker, kept for ever: the only module that imports nats.
+"""One link to the broker, kept for ever. Nobody else knows nats-py, nor its client (`nats_client.py`).
 
 nats-py's own reconnecting is switched off. It keeps what was unsent and sends it after the outage (requests that
 were reported as failed would run), closes for good on most errors the server may report, waits without a bound for a
@@ -15,16 +15,16 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
-import nats.aio.client
 import nats.errors
 import structlog
 
 from headrace_shared.broker_identity import BrokerIdentity
 from headrace_shared.bus_rules import HEADER_ROOM
 from headrace_shared.errors import BusUnavailable, ConfigError, OutcomeUnknown, PayloadTooLarge
+from headrace_shared.nats_client import DirectClient, Incoming
 from headrace_shared.tasks import end
 
 log = structlog.get_logger(__name__)
@@ -49,20 +49,6 @@ class LinkOptions(NamedTuple):
     ping_interval_s: float
 
 
-class Incoming(NamedTuple):
-    """A message as it arrives. JetStream delivers under the message's own subject, `reply_to` is the ack subject."""
-
-    subject: str
-    reply_to: str
-    data: bytes
-    headers: Mapping[str, str]
-
-    @property
-    def status(self) -> str:
-        """Of a message from the server itself, else empty."""
-        return self.headers.get("Status", "")
-
-
 class LinkUser(Protocol):
     """Whoever sits on the link."""
 
@@ -85,7 +71,9 @@ class NatsLink:
     def __init__(self, options: LinkOptions, user: LinkUser) -> None:
         self._options = options
         self._user = user
-        self._client: Any = None
+        self._client: DirectClient | None = None
+        self._server = ""
+        """That we last tried, or had."""
         self._is_up = False
         self._lost = asyncio.Event()
         self._alive_subject = f"{options.identity.inbox_prefix}.{secrets.token_hex(11)}"
@@ -107,8 +95,8 @@ class NatsLink:
 
     @property
     def unsent_bytes(self) -> int:
-        """What nats-py holds because the socket takes no more."""
-        return 0 if self._client is None else int(self._client.pending_data_size)
+        """What waits because the socket takes no more."""
+        return 0 if self._client is None else self._client.unsent_bytes
 
     async def open(self, timeout_s: float) -> None:
         """Connects, trying again for `timeout_s`. Raises BusUnavailable."""
@@ -122,39 +110,35 @@ class NatsLink:
         if self._leftovers:
             await asyncio.wait(self._leftovers, timeout=DISPOSE_TIMEOUT_S)
 
-    async def send(
-        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, reply_to: str = ""
-    ) -> None:
-        """Hands over to the socket at once; never waits in fact. Raises BusUnavailable, PayloadTooLarge."""
+    def send(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, reply_to: str = "") -> None:
+        """Hands over to the socket at once; never waits. Raises BusUnavailable, PayloadTooLarge."""
         client = self._client
         if client is None:
             raise BusUnavailable("not connected to the broker")
         try:
-            await client.publish(subject, data, reply_to, headers or None)
+            client.send(subject, data, headers, reply_to)
         except nats.errors.MaxPayloadError as error:
             raise PayloadTooLarge(len(data), client.max_payload) from error
         except nats.errors.Error as error:
             raise BusUnavailable(f"not connected to the broker: {type(error).__name__}") from error
 
-    async def subscribe(self, subject: str, handler: Callable[[Incoming], None]) -> Any:
-        """On the present client only; returns nats-py's subscription. Raises BusUnavailable."""
-        if self._client is None:
+    def subscribe(self, subject: str, handler: Callable[[Incoming], None]) -> Callable[[], None]:
+        """On the present client only; returns what ends it. Raises BusUnavailable."""
+        client = self._client
+        if client is None:
             raise BusUnavailable("not connected to the broker")
         try:
-            return await self._client.subscribe(subject, cb=self._deliver_to(handler))
+            subscription = client.listen(subject, self._deliver_to(handler))
         except nats.errors.Error as error:
             raise BusUnavailable(f"cannot subscribe: {type(error).__name__}") from error
+        return lambda: client.forget(subscription)
 
-    async def unsubscribe(self, subscription: Any) -> None:
-        with contextlib.suppress(nats.errors.Error):  # it is gone with its client
-            await subscription.unsubscribe()
-
-    def _deliver_to(self, handler: Callable[[Incoming], None]) -> Callable[[Any], Awaitable[None]]:
-        async def deliver(message: Any) -> None:
+    def _deliver_to(self, handler: Callable[[Incoming], None]) -> Callable[[Incoming], None]:
+        def deliver(message: Incoming) -> None:
             self._num_heard += 1
             self._heard_at = time.monotonic()
             try:
-                handler(Incoming(message.subject, message.reply, message.data, message.headers or {}))
+                handler(message)
             except Exception:
                 # A handler's fault costs one message, never the subscription.
                 log.exception("a handler failed", subject=message.subject)
@@ -182,7 +166,7 @@ class NatsLink:
         while misses < DEAD_MISSES:
             num_heard = self._num_heard
             with contextlib.suppress(BusUnavailable):
-                await self.send(self._alive_subject, b"")
+                self.send(self._alive_subject, b"")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(tick_s):
                     await self._lost.wait()
@@ -204,10 +188,10 @@ class NatsLink:
         retry_s = MIN_RETRY_S
         servers = self._options.servers
         while True:
-            self._client = nats.aio.client.Client()
+            self._client = DirectClient()
             self._lost.clear()
             # A task of its own, since nats-py sometimes swallows a cancellation and goes on.
-            attempt = asyncio.create_task(self._attempt(self._client, random.choice(servers)))
+            attempt = asyncio.create_task(self._attempt(self._client, self._next_server()))
             try:
                 await asyncio.wait([attempt], timeout=2 * ATTEMPT_TIMEOUT_S)
             finally:
@@ -228,7 +212,14 @@ class NatsLink:
             await asyncio.sleep(random.uniform(MIN_RETRY_S, retry_s))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
-    async def _attempt(self, client: Any, server: str) -> None:
+    def _next_server(self) -> str:
+        """Another one than before, if there is one: a member of a cluster that hangs would cost the whole time that an
+        attempt may take, once more."""
+        servers = self._options.servers
+        self._server = random.choice([server for server in servers if server != self._server] or servers)
+        return self._server
+
+    async def _attempt(self, client: DirectClient, server: str) -> None:
         async def on_client_closed() -> None:
             if client is self._client:
                 self._lost.set()
@@ -257,13 +248,12 @@ class NatsLink:
             connect_timeout=ATTEMPT_TIMEOUT_S,
             # Ours is the only watchdog.
             ping_interval=3600,
-            # Publishing never waits: no forced flush. The bounds are the outbox and MAX_UNSENT_BYTES.
             pending_size=0,
             skip_subject_validation=True,
         )
         header_room = min(HEADER_ROOM, client.max_payload // 8)
         self.max_data, self.max_headers = client.max_payload - header_room, header_room
-        await self.subscribe(self._alive_subject, lambda message: None)
+        self.subscribe(self._alive_subject, lambda message: None)
         await self._user.link_up()
         self._heard_at = time.monotonic()
         self._is_up = True
@@ -275,31 +265,24 @@ class NatsLink:
             return
         await self._user.link_down()
         # A plain close waits until a hung peer has read all, and then the unsent bytes would still execute.
-        writer = getattr(client._transport, "_io_writer", None)
-        if writer is not None:
-            # Of asyncio before 3.11.3, for an encrypted connection that is closed already.
-            with contextlib.suppress(AttributeError):
-                writer.transport.abort()
+        # AttributeError: of asyncio before 3.11.3, for an encrypted connection that is closed already.
+        with contextlib.suppress(AttributeError):
+            client.abort()
         task = asyncio.create_task(_close_client(client))
         self._leftovers.add(task)
         task.add_done_callback(self._leftovers.discard)
         await asyncio.wait([task], timeout=DISPOSE_TIMEOUT_S)
 
     async def _on_error(self, error: Exception) -> None:
-        if isinstance(error, nats.errors.SlowConsumerError):
-            # Messages were dropped: for their readers that is the same as an outage.
-            log.warning("a subscription is too slow", connection=self._options.name)
-            self._user.link_restored()
+        is_refusal = "permissions violation" in str(error).lower()
+        now = time.monotonic()
+        if is_refusal and now >= self._may_warn_at:
+            self._may_warn_at = now + WARNING_INTERVAL_S
+            log.warning("the broker refuses something", error=str(error), connection=self._options.name)
         else:
-            is_refusal = "permissions violation" in str(error).lower()
-            now = time.monotonic()
-            if is_refusal and now >= self._may_warn_at:
-                self._may_warn_at = now + WARNING_INTERVAL_S
-                log.warning("the broker refuses something", error=str(error), connection=self._options.name)
-            else:
-                log.debug("nats", error=repr(error), connection=self._options.name)
+            log.debug("nats", error=repr(error), connection=self._options.name)
 
 
-async def _close_client(client: Any) -> None:
+async def _close_client(client: DirectClient) -> None:
     with contextlib.suppress(Exception):  # it is thrown away, whatever state it is in
         await client.close()

@@ -1,4 +1,5 @@
-"""The bounded queue of messages to publish, emptied in order by one task. Pure asyncio; knows no nats."""
+"""What is published goes out at once, or, as long as the broker does not read, into a bounded queue that one task
+empties in order. Pure asyncio; knows no nats."""
 
 import asyncio
 import contextlib
@@ -6,12 +7,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar
 
+import structlog
+
 from headrace_shared.errors import BusOverloaded, BusUnavailable, OutcomeUnknown, PayloadTooLarge
 from headrace_shared.tasks import end
 
 RETRY_S = 0.1
 
-Send = Callable[[str, bytes, Mapping[str, str] | None], Awaitable[None]]
+log = structlog.get_logger(__name__)
+
+Send = Callable[[str, bytes, Mapping[str, str] | None], None]
 
 
 class Outbox:
@@ -20,7 +25,7 @@ class Outbox:
     MAX_MESSAGES: ClassVar[int] = 65_536
     MAX_BYTES: ClassVar[int] = 32 * 1024 * 1024
     HIGH_WATER_BYTES: ClassVar[int] = 256 * 1024
-    """With more unsent bytes below us, the task waits until the broker has read them."""
+    """With more unsent bytes below us, everything waits until the broker has read them."""
 
     def __init__(
         self, send: Send, is_backed_up: Callable[[], bool], wait_until_read: Callable[[], Awaitable[None]]
@@ -37,6 +42,9 @@ class Outbox:
 
     def put(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
         """Raises BusOverloaded."""
+        if not self._queue and not self._is_backed_up():
+            self._hand_over(subject, data, headers)
+            return
         if len(self._queue) >= self.MAX_MESSAGES or self._num_bytes + len(data) > self.MAX_BYTES:
             raise BusOverloaded(f"{len(self._queue)} messages, {self._num_bytes} bytes wait to be sent")
         self._queue.append((subject, data, headers))
@@ -62,20 +70,27 @@ class Outbox:
         """Returns when all is handed over."""
         await self._emptied.wait()
 
+    def _hand_over(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+        try:
+            # PayloadTooLarge: the broker's limit fell while the message waited.
+            with contextlib.suppress(BusUnavailable, PayloadTooLarge):
+                self._send(subject, data, headers)
+        except Exception:
+            # A fault below us costs this message, and not all that will ever be published.
+            log.exception("message not sent", subject=subject)
+
     async def _drain(self) -> None:
         queue = self._queue
         while True:
             await self._filled.wait()
             while queue:
-                subject, data, headers = queue.popleft()
-                self._num_bytes -= len(data)
-                # PayloadTooLarge: the broker's limit fell while the message waited.
-                with contextlib.suppress(BusUnavailable, PayloadTooLarge):
-                    await self._send(subject, data, headers)
                 while self._is_backed_up():
                     try:
                         await self._wait_until_read()
                     except (BusUnavailable, OutcomeUnknown):
                         await asyncio.sleep(RETRY_S)  # until the connection is declared lost, which stops us
+                subject, data, headers = queue.popleft()
+                self._num_bytes -= len(data)
+                self._hand_over(subject, data, headers)
             self._filled.clear()
             self._emptied.set()

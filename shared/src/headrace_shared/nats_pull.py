@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from headrace_shared.errors import BusUnavailable
+from headrace_shared.nats_client import Incoming
 from headrace_shared.nats_connection import NatsConnection, NatsSubscription
-from headrace_shared.nats_link import Incoming
 
 
 class PullSlot:
@@ -41,7 +41,7 @@ class PullSlot:
         self._asked_at = time.monotonic()
         on_loss = self._connection.expect(self._on_reply)
         try:
-            await self._connection.send(call, ask, None, self._subscription.subject)
+            self._connection.send(call, ask, None, self._subscription.subject)
             async with asyncio.timeout(timeout_s):
                 reply = await waiter
         except TimeoutError:

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace_shared.bus import Message
 from headrace_shared.errors import BusUnavailable
-from headrace_shared.nats_link import Incoming
+from headrace_shared.nats_client import Incoming
 
 
 def message_of(told: Mapping[str, Any]) -> Message:

@@ -1,29 +1,43 @@
-"""Watching a bucket: an ephemeral push consumer of it, replaced whenever a message may have been missed."""
+"""Watching a bucket without a consumer: the broker tells what it has stored, with its place in the stream.
+
+Places follow each other, so that whoever misses one knows it, and lists the bucket again. Who may make a consumer may
+have the broker deliver it to anybody; so nobody does who need not (`broker_permissions.py`).
+"""
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 
-from headrace_shared.bus import Entry, Message, WatchHandler
-from headrace_shared.bus_rules import is_out_of_a_stream
-from headrace_shared.errors import BusError, BusUnavailable
+from headrace_shared.bus import Entry, WatchHandler
+from headrace_shared.errors import BusError, BusRefused, BusUnavailable
+from headrace_shared.nats_client import Incoming
 from headrace_shared.nats_connection import NatsConnection
-from headrace_shared.nats_jetstream import JetStream, parse_ack_subject
-from headrace_shared.nats_kv import entry_of, is_removal
-from headrace_shared.nats_link import Incoming
-from headrace_shared.subjects import bucket_stream, bucket_subject
+from headrace_shared.nats_jetstream import JetStream
+from headrace_shared.nats_kv import KeyValue, is_removal
+from headrace_shared.subjects import bucket_stream, stored_key, stored_subject
 from headrace_shared.tasks import end
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_S = 1.0
-SILENCE_S = 3.0
+CHECK_S = 2.0
+"""How often we ask whether something was stored that we were not told of."""
+GRACE_S = 0.5
+"""How long what was stored may be on its way."""
 RETRY_S = 0.5
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 120.0
 """A cluster may have to elect a leader first."""
+HANDLED_AT_ONCE = 64
+"""Of many keys, before others on the event loop have their turn."""
+MAX_EARLY = 10_000
+"""Changes while the bucket is listed. With more it is listed again."""
+
+
+class _Change(NamedTuple):
+    entry: Entry
+    is_removal: bool
 
 
 class Watch:
@@ -31,24 +45,28 @@ class Watch:
         self,
         connection: NatsConnection,
         streams: JetStream,
+        buckets: KeyValue,
         bucket: str,
         handler: WatchHandler,
         on_close: Callable[["Watch"], None],
     ) -> None:
         self._connection = connection
         self._streams = streams
+        self._buckets = buckets
         self._bucket = bucket
+        self._stream = bucket_stream(bucket)
         self._handler = handler
         self._on_close = on_close
-        self._consumer = ""
-        self._inbox = ""
-        self._known: set[str] = set()
-        """Keys that the handler believes to exist."""
-        self._listed: set[str] | None = None
-        """Keys seen by this consumer; None once all existing ones have come."""
-        self._next_sequence = 1
-        self._heard = asyncio.Event()
-        self._broken = False
+        self._known: dict[str, int] = {}
+        """Revisions of the keys that the handler believes to exist."""
+        self._early: list[_Change] | None = None
+        """What came while the bucket was listed; None when it is not."""
+        self._next = 1
+        """The place that the next change will have."""
+        self._made_at = ""
+        """When the stream was made: one that was lost may have been made again, and have come as far."""
+        self._broken = asyncio.Event()
+        """Something was missed, or may have been."""
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -76,108 +94,97 @@ class Watch:
                 await self._follow()
             except BusError as error:
                 log.debug("watching again", error=str(error), bucket=self._bucket)
+            except Exception:
+                # Nobody else would notice that nothing is heard any more.
+                log.exception("watching again", bucket=self._bucket)
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
-        """One consumer, until something may have been missed."""
-        self._broken = False
-        self._listed = set()
-        self._next_sequence = 1
-        self._consumer = secrets.token_hex(8)
-        subscription = await self._connection.listen(None, self._on_reply)
-        self._inbox = subscription.subject
-        on_loss = self._connection.expect(self._on_reply)
-        stream = bucket_stream(self._bucket)
+        """Lists the bucket and reports its changes, until something was missed."""
+        self._broken.clear()
+        self._early = []
+        subscription = await self._connection.listen(stored_subject(self._bucket, ">"), self._on_stored)
+        on_loss = self._connection.expect(lambda _: self._broken.set())
         try:
-            answer = await self._streams.must(f"CONSUMER.CREATE.{stream}.{self._consumer}", self._create())
-            # A message may be here before this answer: then it tells when the listing is complete.
-            if answer["num_pending"] == 0 and answer["delivered"]["consumer_seq"] == 0:
-                self._listing_done()
-            while not self._broken:
-                self._heard.clear()
-                async with asyncio.timeout(SILENCE_S):
-                    await self._heard.wait()
-        except TimeoutError:
-            return
+            await self._list()
+            while not await self._breaks_within(CHECK_S):
+                await self._check()
         finally:
             self._connection.forget(on_loss)
             await subscription.close()
-            if self._connection.is_connected:
-                with contextlib.suppress(BusError):
-                    call = f"$JS.API.CONSUMER.DELETE.{stream}.{self._consumer}"
-                    self._connection.publish(call, b"")
 
-    def _create(self) -> dict[str, object]:
-        config = {
-            "name": self._consumer,
-            "deliver_subject": self._inbox,
-            "deliver_policy": "last_per_subject",
-            "ack_policy": "none",
-            "max_deliver": 1,
-            "replay_policy": "instant",
-            "filter_subject": bucket_subject(self._bucket, ">"),
-            "idle_heartbeat": round(HEARTBEAT_S * 1e9),
-            "inactive_threshold": round(SILENCE_S * 1e9),
-            "mem_storage": True,
-            "num_replicas": 1,
-        }
-        return {"stream_name": bucket_stream(self._bucket), "config": config, "action": "create"}
+    async def _breaks_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._broken.wait()
+        return self._broken.is_set()
 
-    def _on_reply(self, reply: Incoming | None) -> None:
-        if self._broken:
-            return
-        self._heard.set()
-        if reply is None:
-            self._broken = True
-        elif reply.status:
-            last = reply.headers.get("Nats-Last-Consumer", "")
-            self._broken = reply.status != "100" or last not in ("", str(self._next_sequence - 1))
-        elif reply.reply_to:
-            ack = parse_ack_subject(reply.reply_to)
-            if ack.consumer_sequence != self._next_sequence:
-                self._broken = True
-                return
-            self._next_sequence += 1
-            message = Message(reply.subject, reply.data, reply.headers, ack.stream_sequence)
-            if is_out_of_a_stream(reply.headers):
-                self._ignore(message)
-            else:
-                self._report(message)
-            if ack.num_pending == 0:
-                self._listing_done()
-
-    def _ignore(self, message: Message) -> None:
-        """Nobody wrote it: somebody had the broker put it there. What was known of the key stands."""
-        key = entry_of(self._bucket, message).key
-        log.error("a value that nobody wrote is ignored", bucket=self._bucket, key=key)
-        if self._listed is not None and key in self._known:
-            self._listed.add(key)
-
-    def _report(self, message: Message) -> None:
-        entry = entry_of(self._bucket, message)
-        if is_removal(message):
-            self._known.discard(entry.key)
-            tell(self._handler, self._bucket, None, entry.key)
-            return
-        self._known.add(entry.key)
-        if self._listed is not None:
-            self._listed.add(entry.key)
-        tell(self._handler, self._bucket, entry, entry.key)
-
-    def _listing_done(self) -> None:
-        if self._listed is None:
-            return
-        gone = self._known - self._listed
-        self._known -= gone
-        self._listed = None
-        for key in sorted(gone):
-            tell(self._handler, self._bucket, None, key)
+    async def _list(self) -> None:
+        made_at, last = await self._streams.state(self._stream)
+        if made_at != self._made_at:
+            self._made_at, self._known = made_at, dict.fromkeys(self._known, 0)
+        entries = {entry.key: entry for entry in await self._buckets.entries(self._bucket, "")}
+        for key in sorted(self._known.keys() - entries.keys()):
+            self._report(None, key)
+        for number, entry in enumerate(entries.values()):
+            if self._known.get(entry.key) != entry.revision:
+                self._report(entry, entry.key)
+            if number % HANDLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        early, self._early, self._next = self._early or [], None, last + 1
+        for change in early:
+            self._apply(change)
         self._ready.set()
 
+    async def _check(self) -> None:
+        """Raises BusRefused where the bucket is gone."""
+        try:
+            made_at, last = await self._streams.state(self._stream)
+        except BusRefused:
+            raise
+        except BusError as error:
+            # If the connection is lost, we hear of it.
+            log.debug("cannot check a watch", error=str(error), bucket=self._bucket)
+            return
+        if last >= self._next:
+            await self._breaks_within(GRACE_S)
+        if last >= self._next or last < self._next - 1 or made_at != self._made_at:
+            self._broken.set()
 
-def tell(handler: WatchHandler, bucket: str, entry: Entry | None, key: str) -> None:
-    """A handler's fault must not end the watch."""
-    try:
-        handler(entry, key)
-    except Exception:
-        log.exception("a watch handler failed", bucket=bucket, key=key)
+    def _on_stored(self, message: Incoming) -> None:
+        place = message.headers.get("Nats-Sequence", "")
+        if not place.isdecimal():
+            # Not of the stream: somebody had the broker answer here.
+            log.error("what nobody has stored is ignored", bucket=self._bucket, subject=message.subject)
+            return
+        entry = Entry(stored_key(self._bucket, message.subject), message.data, int(place))
+        change = _Change(entry, is_removal(message.headers))
+        if self._early is None:
+            self._apply(change)
+        elif len(self._early) < MAX_EARLY:
+            self._early.append(change)
+        else:
+            self._broken.set()
+
+    def _apply(self, change: _Change) -> None:
+        entry = change.entry
+        if self._broken.is_set() or entry.revision < self._next:
+            return
+        if entry.revision > self._next:
+            self._broken.set()
+            return
+        self._next += 1
+        # The listing may have been ahead.
+        if entry.revision > self._known.get(entry.key, 0):
+            self._report(None if change.is_removal else entry, entry.key)
+
+    def _report(self, entry: Entry | None, key: str) -> None:
+        if entry is None:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = entry.revision
+        try:
+            self._handler(entry, key)
+        except Exception:
+            # A handler's fault must not end the watch.
+            log.exception("a watch handler failed", bucket=self._bucket, key=key)

@@ -11,17 +11,17 @@ Nothing here holds more than READ_PIECES pieces at a time.
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
-import structlog
 from msgspec import Struct
 
 from headrace_shared.bus import Bus, Message
-from headrace_shared.errors import BusError, BusRefused, BusUnavailable, OutcomeUnknown, ProtocolError
+from headrace_shared.errors import BusError, BusRefused, ProtocolError
+from headrace_shared.patience import patiently
 from headrace_shared.subjects import (
     StreamSpec,
     all_object_infos,
@@ -37,17 +37,10 @@ MAX_AT_ONCE = 4
 """Reads and writes of one store: they share a connection with what must not wait behind them."""
 MAX_PIECES = 1 << 20
 MAX_INFO_BYTES = 64 * 1024
-PATIENCE_S = 15.0
-"""For a broker that is away in the middle: a cluster may elect for 9 s."""
 MAX_LOOKS = 5
 LAG_S = 0.1
 """A broker of a cluster may answer before it knows what another one has stored."""
-_RETRY_S = 0.1
 _DIGEST = "SHA-256="
-
-T = TypeVar("T")
-
-log = structlog.get_logger(__name__)
 
 
 class ObjectDamaged(BusError):
@@ -204,24 +197,6 @@ class ObjectWriter:
         message_id = f"{self._bucket}-{self._name}-{what}"
         async with self._turns:
             await patiently(partial(self._bus.enqueue, subject, data, message_id=message_id))
-
-
-async def patiently(call: Callable[[], Awaitable[T]], patience_s: float = PATIENCE_S) -> T:
-    """Repeats what may be repeated while the broker is away. Raises the last BusError."""
-    now = asyncio.get_running_loop().time
-    until = now() + patience_s
-    delay_s = _RETRY_S
-    while True:
-        try:
-            return await call()
-        except BusRefused:
-            raise
-        except (BusUnavailable, OutcomeUnknown) as error:
-            if now() >= until:
-                raise
-            log.info("the broker is not there; trying again", error=str(error))
-        await asyncio.sleep(delay_s)
-        delay_s = min(1.0, 2 * delay_s)
 
 
 def _info_of(message: Message) -> ObjectInfo | None:

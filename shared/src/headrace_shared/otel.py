@@ -21,7 +21,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace.span import TraceState
 
-from headrace_shared.telemetry import Instrument, Metrics, TraceContext
+from headrace_shared.telemetry import Instrument, Metrics
+from headrace_shared.trace_context import TraceContext
 from headrace_shared.tracing import NO_ATTRIBUTES, Attributes, Kind, Span
 
 CLOSE_S = 1.0

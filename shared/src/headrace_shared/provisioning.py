@@ -3,7 +3,8 @@
 import asyncio
 
 from headrace_shared.bus import Bus
-from headrace_shared.subjects import BUCKETS, FLIGHT, STREAMS, StreamSpec
+from headrace_shared.errors import BusRefused
+from headrace_shared.subjects import BUCKETS, FLIGHT, REQUESTS, STREAMS, StreamSpec, bucket_stream
 
 
 async def provision(bus: Bus, queue: StreamSpec) -> None:
@@ -15,3 +16,14 @@ async def provision(bus: Bus, queue: StreamSpec) -> None:
     problem = next((result for result in results if result is not None), None)
     if problem is not None:
         raise problem
+
+
+async def missing(bus: Bus) -> list[str]:
+    """Those of them that are not there. Raises BusError."""
+    names = [REQUESTS, *(stream.name for stream in STREAMS if stream is not FLIGHT)]
+    names += [bucket_stream(bucket.name) for bucket in BUCKETS]
+    results = await asyncio.gather(*map(bus.made_at, names), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, BusRefused):
+            raise result
+    return [name for name, result in zip(names, results, strict=True) if isinstance(result, BusRefused)]

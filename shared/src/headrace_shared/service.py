@@ -19,22 +19,28 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
+from headrace_shared.broker_permissions import twins_subject
 from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
+from headrace_shared.common_settings import CommonSettings
 from headrace_shared.errors import BusError, ConfigError, HeadraceError
 from headrace_shared.fleet_messages import Telemetry
 from headrace_shared.health import HealthServer
-from headrace_shared.settings import EXIT_CONFIG, CommonSettings
+from headrace_shared.heap import gather_heap, keep_heap
+from headrace_shared.logs import configure_logging
+from headrace_shared.settings import EXIT_CONFIG
 from headrace_shared.subjects import telemetry_subject
 from headrace_shared.tasks import end
-from headrace_shared.telemetry import ASYNCIO_TASKS, HEALTH_PORT, Metrics, configure_logging
+from headrace_shared.telemetry import ASYNCIO_TASKS, HEALTH_PORT, STARTED_AT, Metrics
 from headrace_shared.tracing import Tracing
 from headrace_shared.tracing_setup import set_up_tracing
+from headrace_shared.twins import TwinWatch
 
 STOP_TIMEOUT_S = 5.0
 """Longest time for clean-up after the body was cancelled."""
@@ -58,15 +64,19 @@ class Service:
         """Of a request, for lines of the log that name one and no trace."""
         self.health_port = 0
         """Where the health endpoint answers; 0: nowhere. A service with a web server of its own sets it."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called by `set_ready`."""
         self._not_ready: Callable[[], str | None] = lambda: "starting"
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._body: asyncio.Task[None] | None = None
         self._failure: str | None = None
         self._is_stopping = False
+        self._started_at = time.time()
 
     def set_ready(self, not_ready: Callable[[], str | None] = lambda: None) -> None:
         """From now on the service is ready whenever `not_ready()` is None; else it returns the reason."""
+        self.on_ready()
         self._not_ready = not_ready
 
     def not_ready(self) -> str | None:
@@ -123,13 +133,24 @@ class Service:
     async def report(
         self, bus: Bus, state: Callable[[], str], gauges: Callable[[], dict[str, float]], model: str = ""
     ) -> None:
-        """Publishes a Telemetry message every second. Spawn it."""
+        """Publishes a Telemetry message every second. Fails the service where another one lives under its id. Spawn
+        it."""
+        twins = TwinWatch(self._started_at, self._give_way)
+        is_listening = False
         while True:
-            figures = {HEALTH_PORT: float(self.health_port), **gauges()}
+            if not is_listening:
+                with contextlib.suppress(BusError):
+                    await bus.subscribe(twins_subject(self.name, self.id), twins.on_telemetry)
+                    is_listening = True
+            figures = {HEALTH_PORT: float(self.health_port), STARTED_AT: self._started_at, **gauges()}
             message = Telemetry(service=self.name, id=self.id, state=state(), model=model, gauges=figures)
             with contextlib.suppress(BusError):  # the next second's figures are as good
-                bus.publish(telemetry_subject(self.name, self.id), encode(message))
+                for subject in (telemetry_subject(self.name, self.id), twins_subject(self.name, self.id)):
+                    bus.publish(subject, encode(message))
             await asyncio.sleep(TELEMETRY_PERIOD_S)
+
+    def _give_way(self) -> None:
+        self.fail(f"another {self.name} runs under the id {self.id}: each needs a HEADRACE_SERVICE_ID of its own")
 
     async def _run_body(self, body: Callable[["Service"], Coroutine[Any, Any, None]]) -> None:
         try:
@@ -178,10 +199,16 @@ def run_service(
         _exit_after(STOP_TIMEOUT_S)
 
 
+def _settle_heap() -> None:
+    keep_heap()
+    gather_heap()
+
+
 async def _supervise(
     body: Callable[[Service], Coroutine[Any, Any, None]], name: str, settings: CommonSettings, serve_health: bool
 ) -> int:
     service = Service(name, settings.service_id)
+    service.on_ready = _settle_heap
     configure_logging(
         name,
         service.id,

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headrace_shared.broker_permissions import Role
+from headrace_shared.common_settings import CommonSettings
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
-from headrace_shared.settings import CommonSettings
 from headrace_shared.telemetry import Instrument
 
 CONNECTED = Instrument("gauge", "headrace_broker_connected", "1 while the broker answers.")

@@ -34,51 +34,15 @@ from headrace_shared.errors import ConfigError
 PREFIX = "HEADRACE_"
 EXIT_CONFIG = 2
 """Exit code of a process that does not start because of its settings: restarting it is of no use."""
+SEE_HELP = "see --help"
 MAX_FILE_BYTES = 1024 * 1024
 SECTIONS = ("router", "scheduler", "worker", "autoscaler")
 
+_SERVICE_LINK = re.compile(r"(?:tcp|udp|sctp)://")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 Secret = Annotated[str, Meta(extra={"secret": True})]
 """A value that is neither shown nor taken from the command line."""
-
-
-class CommonSettings(Struct, frozen=True, kw_only=True):
-    """What every service has."""
-
-    nats_url: str = "nats://127.0.0.1:4222"
-    """Address of the broker; several, separated by commas, for a cluster."""
-    nats_replicas: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Copies of each stream in a cluster of brokers: 3 survive the loss of one broker. The same for all services."""
-    nats_user: str = ""
-    """User name at the broker."""
-    nats_password: Secret = ""
-    """Password at the broker."""
-    broker_credentials: str = ""
-    """File with this service's key at the broker, as `headrace init` makes it."""
-    broker_ca: str = ""
-    """File with the authority that has signed the broker's certificate; with it, everything is encrypted."""
-    service_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
-    """Name of this process, different for each start; empty: chosen at random."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is logged."""
-    log_format: Literal["auto", "console", "json"] = "auto"
-    """auto: console on a terminal, else json."""
-    health_host: str = "127.0.0.1"
-    """Address of the health endpoint (/live, /health, /metrics)."""
-    health_port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port of the health endpoint; 0: a free one."""
-    drain_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 20.0
-    """Longest time to finish what is running after SIGTERM."""
-
-
-class QueueSettings(CommonSettings, frozen=True, kw_only=True):
-    """Of services that make the queue. One definition, since the last one to start decides."""
-
-    queue_max_messages: Annotated[int, Meta(ge=1)] = 100_000
-    """Most requests in the queue; the next one is refused."""
-    queue_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
-    """Most bytes in the queue."""
 
 
 S = TypeVar("S", bound=Struct)
@@ -114,11 +78,19 @@ class _Parser(argparse.ArgumentParser):
 
 
 def load_settings(
-    kind: type[S], argv: Sequence[str], environ: Mapping[str, str], *, prog: str, description: str = ""
+    kind: type[S],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    prog: str,
+    description: str = "",
+    elsewhere: str = SEE_HELP,
 ) -> S:
-    """Reads the settings of class `kind`. Raises ConfigError naming the key as written; `--help` prints and exits."""
+    """Reads the settings of class `kind`. Raises ConfigError naming the key as written; `--help` prints and exits.
+
+    `elsewhere`: what to do about a flag that resembles none; in it `{variable}` is the variable of that name."""
     fields = _fields_of(kind)
-    flags = _read_flags(fields, argv, prog, description)
+    flags = _read_flags(fields, argv, prog, description, elsewhere)
     config = flags.pop("config", None) or _Given(PREFIX + "CONFIG", environ.get(PREFIX + "CONFIG", ""))
     sources = [flags, _read_environ(fields, environ), _read_yaml(fields, config)]
     values = {}
@@ -189,7 +161,9 @@ def _field_docs(kind: type[Struct]) -> dict[str, str]:
     return docs
 
 
-def _read_flags(fields: Mapping[str, _Field], argv: Sequence[str], prog: str, description: str) -> dict[str, _Given]:
+def _read_flags(
+    fields: Mapping[str, _Field], argv: Sequence[str], prog: str, description: str, elsewhere: str
+) -> dict[str, _Given]:
     parser = _Parser(prog=prog, description=description, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", metavar="FILE", help=f"YAML file, or FILE#SECTION. [env {PREFIX}CONFIG]")
     for field in fields.values():
@@ -213,9 +187,12 @@ def _read_flags(fields: Mapping[str, _Field], argv: Sequence[str], prog: str, de
     if unknown:
         key = unknown[0].partition("=")[0]
         known = ["--config", *(field.flag + "-file" * field.is_secret for field in fields.values())]
-        raise ConfigError(
-            key, "unknown flag" + _suggestion(key, known) if key.startswith("-") else "unexpected argument"
-        )
+        if not key.startswith("-"):
+            _, _, name = prog.partition(" ")[2].partition(" ")  # as in `headrace explain REQUEST`
+            misplaced = f"; {name} comes before the flags" if name and argv[0].startswith("-") else ""
+            raise ConfigError(key, f"unexpected argument{misplaced}")
+        elsewhere = elsewhere.format(variable=PREFIX + key.strip("-").replace("-", "_").upper())
+        raise ConfigError(key, "unknown flag" + _suggestion(key, known, elsewhere))
     return {
         name: _Given("--" + name.replace("_", "-"), ",".join(value) if isinstance(value, list) else value)
         for name, value in vars(parsed).items()
@@ -226,7 +203,12 @@ def _read_flags(fields: Mapping[str, _Field], argv: Sequence[str], prog: str, de
 def _read_environ(fields: Mapping[str, _Field], environ: Mapping[str, str]) -> dict[str, _Given]:
     names = [*fields, *(name + "_file" for name, field in fields.items() if field.is_secret)]
     given = {name: _Given(PREFIX + name.upper(), environ.get(PREFIX + name.upper(), "")) for name in names}
-    return {name: found for name, found in given.items() if found.value != ""}
+    return {name: found for name, found in given.items() if found.value != "" and not _is_service_link(name, found)}
+
+
+def _is_service_link(name: str, given: _Given) -> bool:
+    """Kubernetes sets HEADRACE_PORT, in every container, where a Service is called headrace: no setting of ours."""
+    return name.endswith("port") and _SERVICE_LINK.match(given.value) is not None
 
 
 def _read_yaml(fields: Mapping[str, _Field], config: _Given) -> dict[str, _Given]:
@@ -331,9 +313,13 @@ def _type_name(kind: Any) -> str:
 
 
 def _show(default: Any) -> str:
-    return "none" if default is None or default == "" or default == () else str(default)
+    if default is None or default == "" or default == ():
+        return "none"
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else "; see --help"
+def _suggestion(name: str, known: Sequence[str], elsewhere: str = SEE_HELP) -> str:
+    # Without the dashes, which would make all short flags alike.
+    words = {each.lstrip("-"): each for each in known}
+    close = difflib.get_close_matches(name.lstrip("-"), words, n=1, cutoff=0.7)
+    return f"; did you mean {words[close[0]]}?" if close else f"; {elsewhere}"

@@ -17,6 +17,8 @@
     flight.<scheduler>                    FlightPart, kept by the stream FLIGHT: what the schedulers' cores saw and did
     batchresults.<batch>                  stream BATCH_RESULTS: what has come of a batch's lines
     $O.<bucket>.C.<object>, ….M.<name>    stream OBJ_<bucket>: pieces and descriptions of stored objects
+    $KV.<bucket>.<key>                    stream KV_<bucket>: a key-value bucket
+    stored.<bucket>.<key>                 said by the broker: what that stream has just stored
 
 Names that come from outside (models) pass through `subject_token`; ids of ours are hexadecimal or `<kind>-<hex>`.
 """
@@ -73,9 +75,6 @@ class BucketSpec(NamedTuple):
     max_bytes: int
     ttl_s: float | None = None
     in_memory: bool = False
-    is_read_directly: bool = True
-    """Read as it was stored, and not in an envelope. Whoever may write and read such a bucket can have the broker say
-    what he likes to whom he likes."""
 
 
 def object_stream(bucket: str) -> str:
@@ -99,18 +98,22 @@ def objects_spec(bucket: str, max_bytes: int, max_age_s: float | None = None) ->
 TOKEN_LOG_S = 900.0
 """How long tokens are kept, unless there are too many: longer than a request runs, so that its log is whole."""
 TOKENS = StreamSpec("TOKENS", ("tokens.*.*",), in_memory=True, max_bytes=256 * MIB, max_age_s=TOKEN_LOG_S)
-CANCELS = StreamSpec("CANCELS", ("cancel.*",), in_memory=True, max_bytes=16 * MIB, max_age_s=3600.0, max_per_subject=8)
+MAX_TOMBSTONES = 32
+"""Of one request: one for each choice that a stop string has ended, and for the whole of it."""
+CANCELS = StreamSpec(
+    "CANCELS", ("cancel.*",), in_memory=True, max_bytes=16 * MIB, max_age_s=3600.0, max_per_subject=MAX_TOMBSTONES
+)
 DEAD = StreamSpec(
     "DEAD", ("dead.*.*",), max_messages=10_000, max_bytes=256 * MIB, max_age_s=30 * 86_400.0, max_per_subject=1
 )
 FLIGHT = StreamSpec("FLIGHT", ("flight.*",), in_memory=True, max_bytes=64 * MIB, max_age_s=3600.0)
-LEASES = BucketSpec("LEASES", max_bytes=16 * MIB, is_read_directly=False)
+LEASES = BucketSpec("LEASES", max_bytes=16 * MIB)
 LOSSES = BucketSpec("LOSSES", max_bytes=16 * MIB, ttl_s=86_400.0)
 """request -> LossRecord."""
-MODELS = BucketSpec("MODELS", max_bytes=512 * MIB, is_read_directly=False)
-ADAPTERS = BucketSpec("ADAPTERS", max_bytes=16 * MIB, is_read_directly=False)
+MODELS = BucketSpec("MODELS", max_bytes=512 * MIB)
+ADAPTERS = BucketSpec("ADAPTERS", max_bytes=16 * MIB)
 """LoRA adapters by name: which the workers are to have."""
-GROUPS = BucketSpec("GROUPS", max_bytes=16 * MIB, ttl_s=86_400.0, is_read_directly=False)
+GROUPS = BucketSpec("GROUPS", max_bytes=16 * MIB, ttl_s=86_400.0)
 """Who lives writes its record again every second; the others go in the end."""
 IDEMPOTENCY = BucketSpec("IDEMPOTENCY", max_bytes=1024 * MIB, ttl_s=24 * 3600.0)
 """Idempotency keys: caller and key -> which call they stand for."""
@@ -120,6 +123,8 @@ RESPONSES = BucketSpec("RESPONSES", max_bytes=1024 * MIB, ttl_s=86_400.0)
 """Responses that their clients may ask for again, or go on from: a day after they were last written."""
 UNFINISHED = BucketSpec("UNFINISHED", max_bytes=16 * MIB, ttl_s=86_400.0)
 """Background responses without an end yet: which router reads each."""
+RESPONSE_SHARES = BucketSpec("RESPONSE_SHARES", max_bytes=16 * MIB, ttl_s=26 * 3600.0)
+"""How much of RESPONSES each owner has filled, as each router tells it. Longer than responses are kept."""
 KEYS = BucketSpec("KEYS", max_bytes=64 * MIB)
 """API keys by id, without their secrets."""
 ACCOUNTS = BucketSpec("ACCOUNTS", max_bytes=64 * MIB, ttl_s=2 * 86_400.0)
@@ -147,10 +152,8 @@ FILE_CONTENT = objects_spec(FILES.name, 2048 * MIB, FILE_LIFE_S + _FILE_ROOM_S)
 
 BUCKETS = (
     *(LEASES, LOSSES, MODELS, GROUPS, ADAPTERS, IDEMPOTENCY, CALLS, KEYS, ACCOUNTS),
-    *(RESPONSES, UNFINISHED, FILES, BATCHES, BATCH_LEASES),
+    *(RESPONSES, UNFINISHED, RESPONSE_SHARES, FILES, BATCHES, BATCH_LEASES),
 )
-READ_IN_ENVELOPES = frozenset(f"KV_{spec.name}" for spec in BUCKETS if not spec.is_read_directly)
-"""Streams."""
 STREAMS = (TOKENS, CANCELS, DEAD, FLIGHT, FILE_CONTENT, BATCH_RESULTS)
 """All but the queue, whose size is a setting (`requests_stream`)."""
 
@@ -159,7 +162,7 @@ REQUESTS = "REQUESTS"
 ALL_REQUESTS = "requests.*.*.*"
 DEDUPE_WINDOW_S = 120.0
 """A message id is stored once within this time."""
-ACK_WAIT_S = 5.0
+ACK_WAIT_S = 4.0
 """Renewed by `in_progress` several times as often; a dead scheduler's requests that no worker has yet are offered again
 after this. Longer than a broker's restart or a short freeze, which cost nobody what he holds."""
 MAX_ACK_PENDING = 100_000
@@ -340,6 +343,17 @@ def bucket_subject(bucket: str, key: str) -> str:
 def bucket_key(bucket: str, subject: str) -> str:
     """The inverse of `bucket_subject`."""
     return subject[len(bucket_subject(bucket, "")) :]
+
+
+def stored_subject(bucket: str, key: str) -> str:
+    """Where the broker tells that a value was stored: the value, with its place in the bucket's stream. Of one key, or
+    with `>` of all."""
+    return f"stored.{bucket}.{key}"
+
+
+def stored_key(bucket: str, subject: str) -> str:
+    """The inverse of `stored_subject`."""
+    return subject[len(stored_subject(bucket, "")) :]
 
 
 def object_chunks_subject(bucket: str, nuid: str) -> str:

@@ -1,17 +1,7 @@
-"""What the services tell about themselves: logs, metric names, trace context.
+"""Names of what the services tell about themselves, and the registry that a service counts in."""
 
-Logs are one line an event on stderr, with `service`, `id` and, where bound, `request_id` and `trace_id`. Prompt and
-answer text is never logged.
-"""
+from typing import Literal, NamedTuple
 
-import logging
-import re
-import secrets
-import sys
-from collections.abc import Callable, Mapping
-from typing import IO, Any, Literal, NamedTuple
-
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from headrace_shared.aliases import Alias, Aliases
@@ -46,9 +36,11 @@ GPU_UTILIZATION = "gpu_utilization"
 """Mean over a worker's own GPUs, 0 to 1, where the driver tells."""
 IS_CUDA = "is_cuda"
 """1 on a GPU, 0 on a CPU."""
-DTYPE_BITS = "dtype_bits"
 HEALTH_PORT = "health_port"
 """Where /live, /health and /metrics answer; part of every service's report."""
+
+STARTED_AT = "started_at"
+"""When the process was started, in seconds since the epoch by its own clock; part of every service's report."""
 
 # Gauges of one model: the name, a colon, the model (`of_model`). The first four come from the autoscaler that acts.
 MAX_WORKERS_OF = "max_workers"
@@ -200,115 +192,3 @@ def _make(instrument: Instrument, registry: CollectorRegistry) -> Counter | Gaug
 
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def configure_logging(
-    service: str,
-    service_id: str,
-    level: str,
-    log_format: str,
-    stream: IO[str] | None = None,
-    find_trace_id: Callable[[str], str | None] = lambda _: None,
-) -> None:
-    """Sets up structlog, and the standard library's logging (of uvicorn, say) in the same form. Once a process.
-    `stream` is stderr if not given. `find_trace_id`: of a request, for lines that name one and no trace."""
-    stream = stream or sys.stderr
-    as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
-
-    def identify(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        if "request_id" in event and "trace_id" not in event and (trace_id := find_trace_id(event["request_id"])):
-            event["trace_id"] = trace_id
-        return {"service": service, "id": service_id, **event}
-
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        identify,
-    ]
-    # Local variables may hold prompts and passwords.
-    tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-    last: list[structlog.typing.Processor] = (
-        [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
-        if as_json
-        else [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]
-    )
-    # A disk that is full ends no service and fills no terminal with a traceback for each line that cannot be written.
-    logging.raiseExceptions = False
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-
-
-_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_MAX_TRACESTATE = 512
-
-
-class TraceContext(NamedTuple):
-    """W3C Trace Context, level 1. https://www.w3.org/TR/trace-context/"""
-
-    trace_id: str
-    """32 hex digits, not all zero."""
-    span_id: str
-    """16 hex digits, not all zero."""
-    flags: int = 1
-    """Bit 0: sampled."""
-    tracestate: str = ""
-
-    def child(self) -> "TraceContext":
-        """The same trace, a new span."""
-        return self._replace(span_id=_random_hex(8))
-
-    def to_headers(self) -> dict[str, str]:
-        """For HTTP headers, bus headers and `Request.trace`. Lower case: some clients compare names exactly."""
-        headers = {"traceparent": f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"}
-        return {**headers, "tracestate": self.tracestate} if self.tracestate else headers
-
-
-def new_trace() -> TraceContext:
-    return TraceContext(_random_hex(16), _random_hex(8))
-
-
-def parse_trace(headers: Mapping[str, str]) -> TraceContext | None:
-    """The context in headers with lower-case names; None if there is none or it is malformed."""
-    match = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
-    if match is None:
-        return None
-    version, trace_id, span_id, flags, rest = match.groups()
-    if version == "ff" or (version == "00" and rest) or not int(trace_id, 16) or not int(span_id, 16):
-        return None
-    state = headers.get("tracestate", "").strip()
-    if len(state) > _MAX_TRACESTATE or not state.isascii() or not state.isprintable():
-        state = ""
-    return TraceContext(trace_id, span_id, int(flags, 16) & 1, state)
-
-
-def continue_trace(headers: Mapping[str, str]) -> TraceContext:
-    """A child of the caller's span, or a new trace."""
-    parent = parse_trace(headers)
-    return parent.child() if parent else new_trace()
-
-
-def _random_hex(num_bytes: int) -> str:
-    """Random and not all zero, which the specification forbids."""
-    while True:
-        value = secrets.token_hex(num_bytes)
-        if int(value, 16):
-            return value

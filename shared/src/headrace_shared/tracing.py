@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from headrace_shared.messages import Request
-from headrace_shared.telemetry import TraceContext, parse_trace
+from headrace_shared.trace_context import TraceContext, parse_trace
 
 Kind = Literal["server", "client", "producer", "consumer", "internal"]
 Value = str | bool | int | float | Sequence[str]

@@ -101,18 +101,24 @@ class RouterGate:
         return refusal is None
 
     def _waiting(self, load: Load) -> list[WaitingGroup]:
-        total = load.num_waiting * self._weight
-        sizes = [total * (group + 1) // NUM_GROUPS - total * group // NUM_GROUPS for group in range(NUM_GROUPS)]
         return [
             WaitingGroup(
                 0, group, size, size, round(size * self._mix.prompt_tokens), round(size * self._mix.output_tokens)
             )
-            for group, size in enumerate(sizes)
+            for group, size in enumerate(_dealt_out(load.num_waiting * self._weight))
             if size
         ]
 
     def _running(self, load: Load) -> list[RunningGroup]:
         """As if all answers were of the mean length, and begun evenly."""
-        each = load.num_running * self._weight // NUM_GROUPS
         left = self._mix.output_tokens / NUM_GROUPS
-        return [RunningGroup(each, max(1, round(left * (group + 0.5)))) for group in range(NUM_GROUPS) if each]
+        return [
+            RunningGroup(size, max(1, round(left * (group + 0.5))))
+            for group, size in enumerate(_dealt_out(load.num_running * self._weight))
+            if size
+        ]
+
+
+def _dealt_out(total: int) -> list[int]:
+    """To the groups, as evenly as can be."""
+    return [total * (group + 1) // NUM_GROUPS - total * group // NUM_GROUPS for group in range(NUM_GROUPS)]

@@ -116,6 +116,8 @@ class MeanField:
             came, batch = self._queue.popleft()
             needed = np.cumsum(batch.prompts)
             count = min(places, int(np.searchsorted(needed, room, side="right")), batch.num)
+            if not count and not taken and not self._num_decoding + self._num_starting:
+                count = 1  # alone it gets all there is; else nothing would ever move again
             if count:
                 part = Arrivals(batch.prompts[:count], batch.answers[:count])
                 taken.append(part)

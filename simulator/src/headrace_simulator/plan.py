@@ -151,6 +151,7 @@ def _day(settings: SimulateSettings, kind: WorkerKind, max_workers: int) -> tupl
 
 def _trace(settings: SimulateSettings, kind: WorkerKind, max_workers: int) -> tuple[Traffic, tuple[float, float], int]:
     trace = read_trace(settings.trace, step_s=settings.step_s, weight=settings.trace_weight or 1)
+    trace = trace.within(kind.facts.context)
     if not settings.trace_weight:
         trace = trace.weighted(scaled(trace, settings.peak * max_workers * kind.capacity(*trace.mean_lengths)))
     return trace, trace.mean_lengths, trace.max_answer

@@ -104,7 +104,6 @@ class TokenLevel:
         """Of requests without a first token."""
         self._ttft_s: list[float] = []
         self._num_finished = 0
-        self._num_running = 0
 
     def step(self, now: float, num_ready: int, arrivals: Arrivals) -> Step:
         self._scale(num_ready, now)

@@ -24,6 +24,8 @@ LAYOUTS = (
 )
 MAX_ROWS = 50_000_000
 MAX_DURATION_S = 31 * 86_400.0
+MAX_TOKENS = 100_000_000
+"""Of a prompt or an answer: far more than any model takes."""
 RATE_S = 60.0
 """Over how long `rate` averages."""
 
@@ -66,6 +68,12 @@ class Trace:
     @property
     def max_answer(self) -> int:
         return int(self._answers.max())
+
+    def within(self, context: int) -> "Trace":
+        """Cut to what a worker can hold, as clients would have been made to."""
+        prompts = np.minimum(self._prompts, context - 1)
+        answers = np.minimum(self._answers, context - prompts)
+        return Trace(self._times, prompts, answers, step_s=self._step_s, weight=self._weight)
 
     def weighted(self, weight: int) -> "Trace":
         """The same rows, each standing for `weight` requests."""
@@ -117,8 +125,8 @@ def _columns(rows: Iterable[list[str]], path: str) -> tuple[list[float], list[in
             continue
         try:
             time_s, num_prompt, num_answer = _seconds(row[at]), int(row[prompt]), int(row[answer])
-            if num_prompt < 0 or num_answer < 0:
-                raise ValueError("a negative number of tokens")
+            if not (0 <= num_prompt <= MAX_TOKENS and 0 <= num_answer <= MAX_TOKENS):
+                raise ValueError("a negative number of tokens, or more than any model takes")
         except (ValueError, IndexError) as error:
             raise ConfigError("trace", f"{path}, line {number}: {error}") from error
         if not num_answer:

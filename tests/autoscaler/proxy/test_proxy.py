@@ -200,7 +200,7 @@ async def test_connections_are_bounded(proxy: Proxy) -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
             open_ones.callback(writer.close)
         assert await proxy.raw(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n") == b""
-    for _ in range(300):  # until the closed ones have been noticed
+    for _ in range(1200):  # until the closed ones have been noticed
         await asyncio.sleep(0.05)
         if await proxy.raw(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"):
             return

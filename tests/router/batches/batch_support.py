@@ -11,7 +11,8 @@ import httpx
 from headrace_router.settings import RouterSettings
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.messages import Lane, Request
-from tests.router.support import MODEL, Router, Script, ScriptedWorker, running_router, until
+from tests.byte_model import MODEL
+from tests.router.support import Router, Script, ScriptedWorker, running_router, until
 
 TEXT = "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -80,7 +81,7 @@ async def until_status(
     batch: dict[str, Any],
     *statuses: str,
     headers: dict[str, str] | None = None,
-    timeout_s: float = 15.0,
+    timeout_s: float = 60.0,
 ) -> dict[str, Any]:
     """How the batch is when it has one of them."""
     async with asyncio.timeout(timeout_s):

@@ -11,7 +11,7 @@ from headrace_router.batches.store import BatchStore
 from headrace_router.identity import Identity
 from headrace_router.owners import owner_token
 from headrace_shared.errors import LimitReached
-from tests.router.batches.test_run import OWNER, URL, World
+from tests.router.batches.world import OWNER, URL, World
 
 LIMIT = 3
 

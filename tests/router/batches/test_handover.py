@@ -5,8 +5,8 @@ from collections import Counter
 
 from headrace_shared.messages import FinishReason, Request
 from tests.router.batches.batch_support import batch_worker, create, line, lines_of, until_status
+from tests.router.resumable import two_routers
 from tests.router.support import ScriptedWorker, prompt_of, says, until
-from tests.router.test_resume import two_routers
 
 
 async def test_a_router_that_drains_hands_its_batches_over() -> None:

@@ -25,17 +25,8 @@ from headrace_router.batches.record import (
     taken,
 )
 from headrace_shared.codec import decode, encode
+from tests.router.batches.records import NEW
 
-NEW = BatchRecord(
-    batch_id="batch_1",
-    owner="o",
-    key_id="",
-    endpoint="/v1/completions",
-    input_file_id="file-1",
-    created_at=100,
-    expires_at=1000,
-    output_life_s=3600,
-)
 ERRORS = (BatchError(code="invalid_json_line", message="bad", line=3),)
 
 

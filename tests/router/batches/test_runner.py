@@ -9,13 +9,14 @@ from headrace_router.batches.record import BatchRecord, BatchState
 from headrace_router.batches.results import LineResult
 from headrace_router.batches.runner import BatchRunner
 from headrace_router.batches.turns import ActiveLimits
+from headrace_router.bodies import Body
 from headrace_router.call import Call
 from headrace_router.owners import owner_token
 from headrace_shared.errors import BusUnavailable
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.subjects import BATCH_RESULTS, FILES
 from headrace_shared.tasks import end
-from tests.router.batches.test_run import OWNER, URL, World
+from tests.router.batches.world import OWNER, URL, World
 from tests.router.support import until
 
 
@@ -56,9 +57,9 @@ class Slow(World):
         super().__init__()
         self.go = asyncio.Event()
 
-    async def answer(self, call: Call, data: bytes) -> None:
+    async def answer(self, call: Call, given: Body) -> None:
         await self.go.wait()
-        await super().answer(call, data)
+        await super().answer(call, given)
 
 
 async def batches(world: World, count: int) -> list[BatchRecord]:
@@ -103,6 +104,12 @@ async def states(world: World) -> set[BatchState]:
     return {record.state for record in await world.store.all_of(OWNER)}
 
 
+async def until_completed(world: World, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        while await states(world) != {BatchState.COMPLETED}:  # noqa: ASYNC110 - the broker's state
+            await asyncio.sleep(0.02)
+
+
 async def test_routers_share_the_batches_and_each_is_run_once() -> None:
     world = Slow()
     await world.open()
@@ -112,11 +119,32 @@ async def test_routers_share_the_batches_and_each_is_run_once() -> None:
         await asyncio.sleep(0.5)
         assert sum(routers.num_running) == 4 and min(routers.num_running) >= 1
         world.go.set()
-        async with asyncio.timeout(10.0):
-            while await states(world) != {BatchState.COMPLETED}:  # noqa: ASYNC110 - the broker's state
-                await asyncio.sleep(0.02)
+        await until_completed(world, 10.0)
         assert set(world.answered.values()) == {6} and len(world.keys) == 30
         await until(lambda: sum(routers.num_running) == 0)
+
+
+async def test_more_batches_than_are_kept_in_mind_all_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "MAX_KNOWN", 4)
+    monkeypatch.setattr(runner_module, "SWEEP_S", 0.05)
+    swept: list[set[str]] = []
+    world = Slow()
+    await world.open()
+
+    async def sweep(in_use: set[str]) -> int:
+        swept.append(in_use)
+        return 0
+
+    monkeypatch.setattr(world.parts.library, "sweep", sweep)
+    records = await batches(world, 12)
+    async with Routers(world, 1) as routers:
+        await until(lambda: routers.num_running == [4])
+        await asyncio.sleep(0.3)
+        assert not swept, "files of batches that are not known here must stay"
+        world.go.set()
+        await until_completed(world, 10.0)
+        assert set(world.answered.values()) == {len(records)}
+        await until(lambda: bool(swept))
 
 
 async def test_a_router_that_is_cut_off_gives_up_and_another_goes_on() -> None:
@@ -130,9 +158,7 @@ async def test_a_router_that_is_cut_off_gives_up_and_another_goes_on() -> None:
         routers.buses[owner]._is_closed = True
         await until(lambda: routers.num_running[owner] == 0 and routers.num_running[1 - owner] == 1, 10.0)
         world.go.set()
-        async with asyncio.timeout(10.0):
-            while await states(world) != {BatchState.COMPLETED}:  # noqa: ASYNC110 - the broker's state
-                await asyncio.sleep(0.02)
+        await until_completed(world, 10.0)
         assert set(world.answered.values()) == {1}
 
 
@@ -153,10 +179,30 @@ async def test_a_batch_in_trouble_is_tried_again_and_hinders_nobody(monkeypatch:
     monkeypatch.setattr(world.library, "stored", world.stored)
     async with Routers(world, 1):
         await batches(world, 1)
-        async with asyncio.timeout(10.0):
-            while await states(world) != {BatchState.COMPLETED}:  # noqa: ASYNC110 - the broker's state
-                await asyncio.sleep(0.02)
+        await until_completed(world, 10.0)
     assert (await world.record()).epoch == 4
+
+
+async def test_a_batch_does_not_wait_long_for_a_broker_that_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it was away: with twice the pause each time it would take half a minute."""
+    monkeypatch.setattr(runner_module, "MIN_BACKOFF_S", 0.05)
+    monkeypatch.setattr(runner_module, "MAX_OUTAGE_BACKOFF_S", 0.1)
+    num_times = 0
+    world = await World().open()
+    stored = world.library.stored
+
+    async def unreachable(owner: str, file_id: str, *, is_in_use: bool = False) -> object:
+        nonlocal num_times
+        num_times += 1
+        if num_times <= 9:
+            raise BusUnavailable("not now")
+        return await stored(owner, file_id, is_in_use=is_in_use)
+
+    monkeypatch.setattr(world.library, "stored", unreachable)
+    async with Routers(world, 1):
+        await batches(world, 1)
+        await until_completed(world, 20.0)
+    assert (await world.record()).epoch == 10
 
 
 async def test_batches_of_a_newer_version_are_left_to_it() -> None:

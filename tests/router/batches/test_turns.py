@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace_router.batches.record import BatchRecord, BatchState
-from headrace_router.batches.turns import ActiveLimits, turns
-from tests.router.batches.test_record import NEW
+from headrace_router.batches.turns import ActiveLimits, nearest, turns
+from tests.router.batches.records import NEW
 
 LIMITS = ActiveLimits(total=4, per_owner=2)
 NOW = 500.0
@@ -38,6 +38,19 @@ def test_what_only_has_to_be_ended_never_waits() -> None:
     over = [batch(f"o{n}", state=BatchState.COMPLETED) for n in range(20)]
     chosen = turns([*ending, *late, *files, *over, batch("new")], LIMITS, NOW)
     assert chosen == {record.batch_id for record in (*ending, *late, *files)} | {"new"}
+
+
+def test_the_nearest_are_those_that_run_and_the_first_of_each_owner() -> None:
+    many = {f"a{n}": batch(f"a{n}", "a", 100 + n) for n in range(10)}
+    others = {
+        "b0": batch("b0", "b", 300),
+        "b1": batch("b1", "b", 301),
+        "run": batch("run", "a", 400, started_at=1, state=BatchState.IN_PROGRESS),
+        "end": batch("end", "b", 500, state=BatchState.CANCELLING),
+    }
+    assert nearest(many | others, 4) == {"run", "end", "a0", "b0"}
+    assert nearest(many | others, 6) == {"run", "end", "a0", "a1", "b0", "b1"}
+    assert nearest(many | others, 100) == set(many) | set(others)
 
 
 @given(

@@ -23,8 +23,8 @@ from headrace_shared.codec import decode
 from headrace_shared.errors import Overloaded
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.subjects import FILE_CONTENT, FILES
+from tests.router.keys import add_key, until_known
 from tests.router.support import Router, running_router, says
-from tests.router.test_tenants import add_key, until_known
 
 FILE_BYTES = 1024 * 1024
 LIMITS = {"max_file_bytes": FILE_BYTES, "file_quota_bytes": 2 * FILE_BYTES, "file_quota_count": 4}

@@ -7,8 +7,9 @@ import pytest
 
 from headrace_router.settings import RouterSettings
 from headrace_shared.messages import FinishReason, Outcome, Request
-from tests.router.support import CONTEXT, MODEL, ScriptedWorker, byte_ids, make_card, running_router, says
-from tests.router.test_tenants import add_key, strict_router, until_known
+from tests.byte_model import CONTEXT, MODEL, byte_ids, make_card
+from tests.router.keys import add_key, strict_router, until_known
+from tests.router.support import ScriptedWorker, running_router, says
 
 PATH = "/v1/messages"
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'

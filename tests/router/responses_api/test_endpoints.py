@@ -1,10 +1,8 @@
-"""The Responses API on the in-memory broker: conversations, background responses, and who may see what."""
+"""The Responses API on the in-memory broker: conversations, what is stored of them, and who may see what."""
 
 import asyncio
-import json
 from typing import Any
 
-import httpx
 import pytest
 
 from headrace_router import call_store
@@ -12,90 +10,26 @@ from headrace_router.call import Call
 from headrace_router.calls import Caller
 from headrace_router.preparation import Parsed
 from headrace_router.responses_api import store, stored
-from headrace_router.settings import RouterSettings
-from headrace_shared.bus import Bus
-from headrace_shared.codec import pack_ids, unpack_ids
+from headrace_shared.codec import pack_ids
 from headrace_shared.errors import QueueFull
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
-from headrace_shared.messages import CancelReason, FinishReason, Outcome, Request
-from headrace_shared.subjects import CALLS, RESPONSES, TOKENS, UNFINISHED, bucket_stream
-from tests.router.support import (
-    END,
-    MODEL,
-    Router,
-    Script,
-    ScriptedWorker,
-    byte_ids,
-    make_card,
-    running_router,
-    says,
-    until,
+from headrace_shared.subjects import CALLS, RESPONSES, UNFINISHED, bucket_stream
+from tests.byte_model import byte_ids, make_card
+from tests.router.keys import add_key, strict_router, until_known
+from tests.router.responses_api.client import (
+    PATH,
+    body,
+    create,
+    echoes,
+    events_of,
+    forget_tokens,
+    in_steps,
+    retrieve,
+    text_of,
+    until_none_is_unfinished,
 )
-from tests.router.test_resume import two_routers
-from tests.router.test_tenants import add_key, strict_router, until_known
-
-PATH = "/v1/responses"
-
-
-def body(given: Any = "Hi", **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "input": given, **fields}
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
-    assert blocks[-1] == "data: [DONE]", blocks[-1]
-    return [json.loads(block.split("\ndata: ", 1)[1]) for block in blocks[:-1]]
-
-
-def text_of(response: dict[str, Any]) -> str:
-    return "".join(part["text"] for item in response["output"] for part in item.get("content", ()))
-
-
-async def create(client: httpx.AsyncClient, given: Any = "Hi", **fields: Any) -> dict[str, Any]:
-    reply = await client.post(PATH, json=body(given, **fields))
-    assert reply.status_code == 200, reply.text
-    made: dict[str, Any] = reply.json()
-    return made
-
-
-async def retrieve(
-    client: httpx.AsyncClient, response_id: str, until_status: str, headers: dict[str, str] | None = None
-) -> dict[str, Any]:
-    async with asyncio.timeout(10.0):
-        while True:
-            reply = await client.get(f"{PATH}/{response_id}", headers=headers)
-            assert reply.status_code == 200, reply.text
-            response: dict[str, Any] = reply.json()
-            if response["status"] == until_status:
-                return response
-            assert response["status"] in ("queued", "in_progress"), response
-            await asyncio.sleep(0.02)
-
-
-def echoes() -> Script:
-    """Says what the prompt is, without its control tokens."""
-
-    async def script(worker: ScriptedWorker, request: Request) -> None:
-        prompt = [token for token in unpack_ids(request.prompt) if token < END - 2]
-        tokens = [*prompt, END][: request.stop.max_tokens]
-        worker.frame(request, tokens, 0, finish=FinishReason.STOP)
-
-    return script
-
-
-def in_steps(text: str, gate: asyncio.Event, before: int = 5) -> Script:
-    """So many tokens at once; the rest, in frames of two, when the gate opens."""
-
-    async def script(worker: ScriptedWorker, request: Request) -> None:
-        tokens = [*byte_ids(text), END]
-        worker.frame(request, tokens[:before], 0)
-        await gate.wait()
-        for start in range(before, len(tokens), 2):
-            part = tokens[start : start + 2]
-            is_last = start + 2 >= len(tokens)
-            worker.frame(request, part, start, finish=FinishReason.STOP if is_last else None)
-
-    return script
+from tests.router.resumable import two_routers
+from tests.router.support import running_router, says
 
 
 async def test_a_conversation_goes_on_from_a_response_at_any_router() -> None:
@@ -215,9 +149,9 @@ async def test_a_conversation_is_shortened_in_few_attempts(
     attempts = []
     begin = Caller.begin
 
-    async def counted(self: Caller, call: Call, parsed: Parsed) -> None:
+    async def counted(self: Caller, call: Call, parsed: Parsed, *, is_trial: bool) -> None:
         attempts.append(parsed)
-        await begin(self, call, parsed)
+        await begin(self, call, parsed, is_trial=is_trial)
 
     monkeypatch.setattr(Caller, "begin", counted)
     async with running_router(says("ok")) as router:
@@ -239,182 +173,6 @@ async def test_how_long_a_prompt_is() -> None:
         counted = await router.client.post(f"{PATH}/input_tokens", json=body() | later)
         again = await create(router.client, **later)
         assert counted.json()["input_tokens"] == again["usage"]["input_tokens"]
-
-
-async def test_a_background_response_is_there_when_it_has_ended() -> None:
-    gate = asyncio.Event()
-    async with two_routers(in_steps("the tin is open", gate)) as routers:
-        made = await create(routers.a.client, background=True, stop="zz")
-        assert made["status"] == "queued" and made["output"] == [] and made["background"]
-        await retrieve_while_running(routers.b.client, made["id"])
-        early = await routers.b.client.post(PATH, json=body(previous_response_id=made["id"]))
-        assert early.json()["error"]["code"] == "previous_response_not_finished"
-        gate.set()
-        ended = await retrieve(routers.b.client, made["id"], "completed")
-        assert text_of(ended) == "the tin is open" and ended["usage"]["output_tokens"] == 16
-        assert ended["created_at"] == made["created_at"]
-        assert (await routers.a.client.post(f"{PATH}/{made['id']}/cancel")).json() == ended
-        await until_none_is_unfinished(routers.a)
-
-
-async def until_none_is_unfinished(router: Router) -> None:
-    for _ in range(500):
-        if not await router.bus.entries(UNFINISHED.name):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("a response has no end")
-
-
-async def retrieve_while_running(client: httpx.AsyncClient, response_id: str) -> None:
-    async with asyncio.timeout(5.0):
-        while True:
-            response = (await client.get(f"{PATH}/{response_id}")).json()
-            assert response["output"] == [] and response["usage"] is None
-            if response["status"] == "in_progress":
-                return
-            assert response["status"] == "queued"
-            await asyncio.sleep(0.01)
-
-
-async def test_the_events_behind_every_number_are_the_same_when_the_token_log_is_gone() -> None:
-    gate = asyncio.Event()
-    gate.set()
-    async with two_routers(in_steps("안녕 the tin 🦉!", gate)) as routers:
-        reply = await routers.a.client.post(PATH, json=body(background=True, stream=True))
-        events = events_of(reply.text)
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert text_of(events[-1]["response"]) == "안녕 the tin 🦉!"
-        response_id = events[-1]["response"]["id"]
-        await retrieve(routers.b.client, response_id, "completed")
-        await forget_tokens(routers.a)
-        for number in range(-1, len(events)):
-            again = await routers.b.client.get(f"{PATH}/{response_id}?stream=true&starting_after={number}")
-            rest = events_of(again.text)
-            if rest:
-                rest[-1]["response"]["completed_at"] = events[-1]["response"]["completed_at"]
-            assert rest == events[number + 1 :]
-
-
-async def forget_tokens(router: Router) -> None:
-    """As after a while: the token log holds nothing for ever."""
-    stored = router.broker.streams[TOKENS.name].stored
-    for sequence in list(stored):
-        del stored[sequence]
-
-
-async def test_a_stream_that_breaks_goes_on_at_another_router() -> None:
-    gate = asyncio.Event()
-    async with two_routers(in_steps("the tin is open at last", gate)) as routers:
-        told: list[dict[str, Any]] = []
-        async with routers.a.client.stream("POST", PATH, json=body(background=True, stream=True)) as reply:
-            async for line in reply.aiter_lines():
-                if line.startswith("data: "):
-                    told.append(json.loads(line.removeprefix("data: ")))
-                    if told[-1]["type"] == "response.output_text.delta":
-                        break
-        response_id = told[0]["response"]["id"]
-        number = told[-1]["sequence_number"]
-        following = asyncio.create_task(
-            routers.b.client.get(f"{PATH}/{response_id}?stream=true&starting_after={number}")
-        )
-        await asyncio.sleep(0.1)
-        gate.set()
-        told += events_of((await following).text)
-        assert [event["sequence_number"] for event in told] == list(range(len(told)))
-        assert "".join(event.get("delta", "") for event in told) == "the tin is open at last"
-        assert text_of(await retrieve(routers.a.client, response_id, "completed")) == "the tin is open at last"
-
-
-async def test_cancelling_ends_the_work_and_the_streams() -> None:
-    gate = asyncio.Event()
-    async with two_routers(in_steps("never told", gate)) as routers:
-        made = await create(routers.a.client, background=True)
-        following = asyncio.create_task(routers.b.client.get(f"{PATH}/{made['id']}?stream=true"))
-        await retrieve_while_running(routers.b.client, made["id"])
-        cancelled = (await routers.b.client.post(f"{PATH}/{made['id']}/cancel")).json()
-        assert cancelled["status"] == "cancelled"
-        worker = routers.a.worker
-        await until(lambda: any(cancel.reason is CancelReason.CLIENT for cancel in worker.cancels))
-        events = events_of((await following).text)
-        assert events[-1]["response"]["status"] == "cancelled" and events[-1]["type"] == "response.incomplete"
-        again = await routers.a.client.post(f"{PATH}/{made['id']}/cancel")
-        assert again.json() == cancelled == (await routers.a.client.get(f"{PATH}/{made['id']}")).json()
-        await until(lambda: routers.ended() != [] and routers.ended()[-1].outcome is Outcome.CANCELLED)
-        foreground = asyncio.create_task(create(routers.a.client))
-        await asyncio.sleep(0.05)
-        gate.set()
-        reply = await routers.a.client.post(f"{PATH}/{(await foreground)['id']}/cancel")
-        assert reply.status_code == 400
-
-
-async def test_deleting_what_runs_cancels_it() -> None:
-    gate = asyncio.Event()
-    async with running_router(in_steps("never told", gate)) as router:
-        made = await create(router.client, background=True)
-        await retrieve_while_running(router.client, made["id"])
-        assert (await router.client.delete(f"{PATH}/{made['id']}")).json()["deleted"]
-        await until(lambda: any(cancel.reason is CancelReason.CLIENT for cancel in router.worker.cancels))
-        await until_none_is_unfinished(router)
-        assert (await router.client.get(f"{PATH}/{made['id']}")).status_code == 404
-
-
-async def test_a_failure_in_the_background_is_kept() -> None:
-    async def fails(worker: ScriptedWorker, request: Request) -> None:
-        worker.frame(request, byte_ids("ab"), 0)
-        await worker.end(request, Outcome.FAILED, "internal_error", "The worker broke.")
-
-    async with two_routers(fails) as routers:
-        made = await create(routers.a.client, background=True)
-        failed = await retrieve(routers.b.client, made["id"], "failed")
-        assert failed["error"] == {"code": "server_error", "message": "The worker broke."}
-        events = events_of((await routers.b.client.get(f"{PATH}/{made['id']}?stream=true")).text)
-        assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
-        assert "".join(event.get("delta", "") for event in events) == "ab"
-        reply = await routers.a.client.post(PATH, json=body(stream=True))
-        assert [event["type"] for event in events_of(reply.text)[-2:]] == ["error", "response.failed"]
-        whole = await routers.a.client.post(PATH, json=body())
-        assert whole.status_code == 500 and whole.json()["error"]["message"] == "The worker broke."
-
-
-async def test_a_client_that_leaves_before_its_response_began_leaves_no_work_behind() -> None:
-    class SlowToStore(MemoryBus):
-        async def create(self, bucket: str, key: str, value: bytes) -> int:
-            if bucket == RESPONSES.name:
-                await asyncio.Event().wait()
-            return await super().create(bucket, key, value)
-
-    broker = MemoryBroker()
-    async with running_router(
-        in_steps("the tin", asyncio.Event()), buses=(SlowToStore(broker), MemoryBus(broker))
-    ) as router:
-        leaving = asyncio.create_task(create(router.client, background=True))
-        await until(lambda: bool(router.worker.requests))
-        leaving.cancel()
-        await until(lambda: bool(router.worker.cancels))
-        assert router.worker.cancels[0].request_id == router.worker.requests[0].request_id
-
-
-async def test_what_a_dead_router_has_left_is_read_to_its_end() -> None:
-    gate = asyncio.Event()
-    broker = MemoryBroker()
-
-    def buses() -> tuple[Bus, Bus]:
-        return MemoryBus(broker), MemoryBus(broker)
-
-    settings = RouterSettings(port=0, drain_delay_s=0.0, drain_timeout_s=2.0)
-    async with running_router(says("ok"), buses=buses(), settings=settings, has_worker=False) as b:
-        worker = ScriptedWorker(MemoryBus(broker), in_steps("the tin is open", gate))
-        working = asyncio.create_task(worker.run())
-        await until(lambda: worker.has_started)
-        async with running_router(says("ok"), buses=buses(), settings=settings, has_worker=False) as a:
-            made = await create(a.client, background=True)
-            await retrieve_while_running(a.client, made["id"])
-        gate.set()
-        ended = await retrieve(b.client, made["id"], "completed")
-        assert text_of(ended) == "the tin is open"
-        assert not [cancel for cancel in worker.cancels if cancel.reason is not CancelReason.STOP]
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
 
 
 async def test_the_same_key_is_the_same_response() -> None:
@@ -461,6 +219,7 @@ async def test_a_stored_response_is_repeated_when_its_tokens_are_gone(
         for entry in await router.bus.entries(CALLS.name):
             await router.bus.remove(CALLS.name, entry.key)
         monkeypatch.setattr(call_store, "SAFE_DEDUPE_S", -1.0)
+        monkeypatch.setattr(call_store, "SURE_LOG_S", -1.0)
         again = await router.client.post(PATH, json=body(**fields), headers=headers)
         assert again.status_code == 200 and again.json() == ended, again.text
         await router.client.delete(f"{PATH}/{made['id']}")

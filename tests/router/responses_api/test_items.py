@@ -172,3 +172,16 @@ def test_the_oldest_go_first_and_instructions_and_the_last_question_stay() -> No
 def test_as_many_go_as_do_not_fit() -> None:
     made = items([{"role": "user", "content": "x" * 100} for _ in range(10)])
     assert [num_excess(made, fitting) for fitting in (0.99, 0.91, 0.89, 0.5, 0.0, -3.0)] == [1, 1, 2, 5, 9, 9]
+
+
+def test_a_call_without_arguments_and_one_that_was_cut_off_come_back_as_they_were() -> None:
+    bare = {**CALL, "arguments": ""}
+    cut = {**CALL, "call_id": "c2", "arguments": '{"a', "status": "incomplete"}
+    made = items([{"role": "user", "content": "Hi"}, bare, RESULT, cut])
+    assert [item.get("arguments") for item in made] == [None, "", None, '{"a']
+    messages = chat_messages(None, made)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
+    assert len(messages[1]["tool_calls"]) == 1, "nobody could have answered the other"
+    with pytest.raises(InvalidRequest) as caught:
+        items([cut, {**RESULT, "call_id": "c2"}])
+    assert caught.value.param == "input[1].call_id"

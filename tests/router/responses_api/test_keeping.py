@@ -7,62 +7,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace_router.call_record import AnswerForm, CallRecord, Dialect
 from headrace_router.responses_api import store
 from headrace_router.responses_api.keeping import BackgroundKeeper
-from headrace_router.responses_api.response_object import About, facts_of
+from headrace_router.responses_api.response_object import facts_of
 from headrace_router.responses_api.store import ResponseStore
 from headrace_router.responses_api.stored import StoredResponse, pack
 from headrace_shared import codec
 from headrace_shared.codec import encode
 from headrace_shared.errors import Forbidden, ServiceFailure
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
-from headrace_shared.messages import (
-    FinishReason,
-    Lane,
-    Request,
-    RequestId,
-    RouterId,
-    SamplingParams,
-    StopParams,
-    TokenFrame,
-    TokenLogprobs,
-    TopLogprob,
-)
+from headrace_shared.messages import FinishReason, RequestId, TokenFrame, TokenLogprobs, TopLogprob
 from headrace_shared.subjects import RESPONSES, TOKENS, UNFINISHED, tokens_subject
+from tests.router.responses_api.call_records import REQUEST_ID, ROUTER, record
 from tests.router.support import until
 
-REQUEST_ID = RequestId("1" * 32)
-ROUTER = RouterId("router-1")
 MAX_PAYLOAD = 20_000
-
-
-def record() -> CallRecord:
-    request = Request(
-        request_id=REQUEST_ID,
-        router=ROUTER,
-        model="m",
-        prompt=b"",
-        sampling=SamplingParams(seed=1),
-        stop=StopParams(max_tokens=1000),
-        num_choices=1,
-        lane=Lane.INTERACTIVE,
-    )
-    form = AnswerForm(
-        is_chat=True,
-        stream=False,
-        include_usage=False,
-        continuous_usage=False,
-        skip_special_tokens=True,
-        stop_strings=(),
-        include_stop=False,
-        dialect=Dialect.RESPONSES,
-        about=msgspec.json.encode(About(background=True)),
-        by_token=True,
-    )
-    return CallRecord(
-        owner="o", created=5, form=form, requests=(request,), num_prompt_tokens=(3,), stream_sequences=(1,)
-    )
 
 
 class Keeping:
@@ -185,7 +144,7 @@ async def test_what_was_deleted_does_not_come_back() -> None:
     keeper = await keeping.begin(3, with_logprobs=False)
     found = await keeping.store.find(REQUEST_ID)
     assert found is not None
-    await keeping.store.delete(REQUEST_ID, found.stored)
+    await keeping.store.delete(REQUEST_ID)
     await keeper.answered(completed(keeper))
     await until(lambda: not keeping.unfinished)
     assert await keeping.store.find(REQUEST_ID) is None

@@ -15,17 +15,18 @@ from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
 from headrace_shared.messages import FinishReason, RequestId, TokenFrame
 from headrace_shared.subjects import UNFINISHED, tokens_subject
-from tests.router.responses_api.test_endpoints import create, in_steps, retrieve, text_of
-from tests.router.responses_api.test_keeping import REQUEST_ID, record
-from tests.router.support import byte_ids, running_router, says, until
-from tests.router.test_resume import two_routers
+from tests.byte_model import byte_ids
+from tests.router.responses_api.call_records import REQUEST_ID, record
+from tests.router.responses_api.client import create, in_steps, retrieve, text_of
+from tests.router.resumable import two_routers
+from tests.router.support import running_router, says, until
 
 STORED = StoredResponse(owner="o", response=pack({"id": f"resp_{REQUEST_ID}", "status": "queued"}), items=pack([]))
 NOBODY = ""
 
 
 async def until_gone(bus: Bus) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if not await bus.entries(UNFINISHED.name):
             return
         await asyncio.sleep(0.02)
@@ -57,6 +58,25 @@ async def test_an_answer_that_cannot_be_found_failed() -> None:
         await until_gone(router.bus)
         found = await store.find(REQUEST_ID)
         assert found is not None and found.stored.object["status"] == "failed"
+
+
+async def test_a_clock_that_is_ahead_loses_no_answer() -> None:
+    """Of the router that takes over, or of the one that queued it, backwards: the log says what there is."""
+    async with running_router(says("ok")) as router:
+        store = ResponseStore(router.bus)
+        old = msgspec.structs.replace(record(), created=int(time.time()) - 10_000)
+        request = msgspec.structs.replace(old.requests[0], model="tiny", timeout_s=600.0)
+        frame = TokenFrame(
+            request_id=REQUEST_ID, choice=0, attempt=0, index=0, tokens=(byte_ids("x")[0],), finish=FinishReason.LENGTH
+        )
+        router.bus.publish(tokens_subject(request.router, REQUEST_ID), encode(frame))
+        await store.create(
+            REQUEST_ID, msgspec.structs.replace(STORED, call=msgspec.structs.replace(old, requests=(request,)))
+        )
+        await store.add_unfinished(REQUEST_ID, NOBODY)
+        await until_gone(router.bus)
+        found = await store.find(REQUEST_ID)
+        assert found is not None and text_of(found.stored.object) == "x"
 
 
 async def test_what_is_on_the_list_and_nowhere_else_is_taken_off() -> None:

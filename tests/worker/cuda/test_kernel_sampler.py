@@ -5,8 +5,8 @@ import pytest
 from headrace_shared.codec import pack_ids
 from headrace_worker.cuda.device import HostDevice
 from headrace_worker.cuda.kernel_sampler import KernelSampler
-from tests.worker.cuda.test_engine import KINDS, World
 from tests.worker.cuda.toy import CARD, toy_engine
+from tests.worker.cuda.world import KINDS, World
 
 
 def kernel_world(seed: int, *, max_sequences: int = 6) -> tuple[World, KernelSampler]:

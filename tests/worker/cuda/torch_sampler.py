@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace_shared.codec import unpack_ids
 from headrace_shared.messages import Admission, SequenceId
 from headrace_worker.cuda.device import Device
 from headrace_worker.cuda.frame import Frame
 from headrace_worker.cuda.sampler import Draw, Preparation, Sampled, Wanted, to_host
-from headrace_worker.cuda.sequence import DeviceSequence, device_sequence, penalizes, seen_tokens
+from headrace_worker.cuda.sequence import DeviceSequence, device_sequence
 from headrace_worker.cuda.tail import Tail
+from headrace_worker.penalties import penalizes
 from tests.worker.cuda.draw import SEEN_IN_PROMPT, adjust, best, draw, penalize
 
 
@@ -33,6 +35,16 @@ class _Plan(NamedTuple):
     wanted: tuple[Wanted, ...] = ()
 
 
+class _Special(NamedTuple):
+    """More of a sequence than temperature and filters has to be looked at when a token is drawn."""
+
+    min_tokens: int
+    stop_ids: NDArray[np.int64]
+    """Tokens that must not be drawn before `min_tokens` have been."""
+    biased: NDArray[np.int64]
+    bias: NDArray[np.float32]
+
+
 class TorchSampler:
     """A `DeviceSampler`."""
 
@@ -44,6 +56,7 @@ class TorchSampler:
         self._num_counts = 0
         self._free_counts: list[int] = []
         self._fresh: list[tuple[int, NDArray[np.int64], NDArray[np.int32]]] = []
+        self._special: dict[SequenceId, _Special] = {}
 
     def add(self, admission: Admission) -> DeviceSequence:
         row = None
@@ -52,13 +65,17 @@ class TorchSampler:
                 row = self._free_counts.pop()
             else:
                 row, self._num_counts = self._num_counts, self._num_counts + 1
-            prompt, output, counts = seen_tokens(admission, self._vocab_size)
+            prompt, output, counts = _seen_tokens(admission, self._vocab_size)
             tokens = np.concatenate([prompt, output])
             values = np.concatenate([np.full(prompt.shape[0], SEEN_IN_PROMPT), counts]).astype(np.int32)
             self._fresh.append((row, tokens, values))
-        return device_sequence(admission, self._vocab_size, row)
+        special = _special(admission, self._vocab_size, has_penalties=row is not None)
+        if special is not None:
+            self._special[admission.sequence_id] = special
+        return device_sequence(admission, row)
 
     def remove(self, sequence: DeviceSequence) -> None:
+        self._special.pop(sequence.sequence_id, None)
         if sequence.slot is not None:
             self._free_counts.append(sequence.slot)
 
@@ -90,7 +107,7 @@ class TorchSampler:
         is_random = bool((frame.temperatures[:count] > 0.0).any())
         filters = is_random and bool((frame.top_ks[:count] > 0).any() or (frame.top_ps[:count] < 1.0).any())
         plan = _Plan([sequence.sequence_id for sequence in sequences], is_random, filters)
-        special = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.is_special]
+        special = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.sequence_id in self._special]
         return partial(self._sample, self._with_special(plan, special, num_output, tail) if special else plan)
 
     def _with_special(
@@ -104,9 +121,10 @@ class TorchSampler:
         tokens: list[NDArray[np.int64]] = []
         values: list[NDArray[np.float32]] = []
         for row, sequence in special:
-            pieces = [(sequence.biased, sequence.bias)]
-            if num_output[row] < sequence.min_tokens:
-                pieces.append((sequence.stop_ids, np.full(sequence.stop_ids.shape, -np.inf, dtype=np.float32)))
+            own = self._special[sequence.sequence_id]
+            pieces = [(own.biased, own.bias)]
+            if num_output[row] < own.min_tokens:
+                pieces.append((own.stop_ids, np.full(own.stop_ids.shape, -np.inf, dtype=np.float32)))
             for ids, changes in pieces:
                 rows.append(np.full(ids.shape, row, dtype=np.int64))
                 tokens.append(ids)
@@ -185,3 +203,27 @@ class TorchSampler:
         if plan.penalties is not None:
             self._counts.index_put_((slots, tokens[rows]), torch.ones_like(rows, dtype=torch.int32), accumulate=True)
         return tokens
+
+
+def _special(admission: Admission, vocab_size: int, *, has_penalties: bool) -> _Special | None:
+    params, stop = admission.request.sampling, admission.request.stop
+    bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
+    stop_ids = [token for token in stop.stop_token_ids if token < vocab_size]
+    if not (has_penalties or bias or params.num_logprobs is not None or (stop.min_tokens and stop_ids)):
+        return None
+    return _Special(
+        stop.min_tokens,
+        np.array(stop_ids, dtype=np.int64),
+        np.fromiter(bias.keys(), np.int64, len(bias)),
+        np.fromiter(bias.values(), np.float32, len(bias)),
+    )
+
+
+def _seen_tokens(
+    admission: Admission, vocab_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(distinct tokens of the prompt, distinct tokens of the output, how often each of those occurs)."""
+    prompt = np.unique(np.asarray(unpack_ids(admission.request.prompt), dtype=np.int64))
+    output = np.asarray(unpack_ids(admission.output), dtype=np.int64)
+    tokens, counts = np.unique(output, return_counts=True)
+    return prompt[prompt < vocab_size], tokens, counts

@@ -62,14 +62,8 @@ class Rank:
             device=CPU,
             report=lambda done, total: None,
         )
-        self.cache = KVCache(
-            num_layers=len(shard.layers(config)),
-            num_blocks=NUM_BLOCKS,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=len(shard.kv_heads(config)),
-            head_dim=config.head_dim,
-            dtype=torch.float32,
-            device=CPU,
+        self.cache = KVCache.of_model(
+            config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32, device=CPU, shard=shard
         )
         self.forward = TorchForward(self.weights, ThreadCommunicator(stage, shard.tp_rank), self.cache, CONTEXT)
 

@@ -9,15 +9,11 @@ from torch import Tensor
 from headrace_shared.messages import BlockId, SequenceId
 from headrace_worker.iteration import SequenceSlice
 from headrace_worker.torch_engine import TorchEngine
-from tests.worker.checkpoints import VOCAB_SIZE, load_tiny, save_checkpoint
+from tests.worker.checkpoints import load_tiny, prompt_of, save_checkpoint
 from tests.worker.engine_driver import EngineDriver, poison_free_blocks
 from tests.worker.families.variants import VARIANTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS.values()), ids=list(VARIANTS))

@@ -16,7 +16,7 @@ from tests.worker.checkpoints import load_tiny, save_checkpoint
 from tests.worker.engine_driver import generate
 from tests.worker.families.gguf_files import write_family
 from tests.worker.families.variants import GEMMA, LINEAR, YARN, rope
-from tests.worker.test_gguf import write_gguf
+from tests.worker.tiny_gguf import write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised while transformers is imported
 

@@ -6,7 +6,7 @@ import torch
 from headrace_worker.kernels import quantized_weights as reference
 from headrace_worker.kernels.fp8_matmul import fp8_matmul, quantize_rows
 from headrace_worker.kernels.quantized_weights import FP8, FP8_MAX, Fp8Weight
-from tests.worker.kernels.test_rows import random
+from tests.worker.kernels.tensors import random
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import torch
 from headrace_worker.kernels import quantized_weights as reference
 from headrace_worker.kernels.int_matmul import int_matmul, num_splits
 from headrace_worker.kernels.quantized_weights import IntWeight, dequantized, pack_int4, quantize_int4, quantize_int8
-from tests.worker.kernels.test_rows import random
+from tests.worker.kernels.tensors import random
 
 
 def close(device: torch.device, weight: IntWeight, num_tokens: int, dtype: torch.dtype, biased: bool = False) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headrace_worker.kernels.matmul import Tiling, matmul
-from tests.worker.kernels.test_rows import random
+from tests.worker.kernels.tensors import random
 
 SMALL = Tiling(rows=16, columns=32, inner=16, segment=64, num_warps=4)
 """The interpreter takes its time."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.rotary import Pairing, rotate
-from tests.worker.kernels.test_rows import close, random
+from tests.worker.kernels.tensors import close, random
 
 
 def rotations_of(tokens: int, rotary_dim: int, device: torch.device) -> Tensor:

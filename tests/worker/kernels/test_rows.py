@@ -2,21 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.rows import Activation, act_mul, rms_norm
+from tests.worker.kernels.tensors import close, random
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def random(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    tolerance = 1e-5 if actual.dtype == torch.float32 else 8e-3
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

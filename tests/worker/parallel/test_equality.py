@@ -12,8 +12,7 @@ from headrace_worker.iteration import Engine
 from headrace_worker.loop import IterationLoop
 from headrace_worker.parallel.loading import check_settings
 from headrace_worker.parallel.place import RankPlace
-from tests.worker.checkpoints import load_tiny, save_checkpoint
-from tests.worker.families.test_families import prompt_of
+from tests.worker.checkpoints import load_tiny, prompt_of, save_checkpoint
 from tests.worker.families.variants import VARIANTS
 from tests.worker.loop_builders import Collected, admission, run_until_idle
 from tests.worker.parallel.thread_ranks import load_on_host_device, rank_threads

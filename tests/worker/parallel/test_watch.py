@@ -63,6 +63,22 @@ def test_a_supervisor_that_was_frozen_blames_nobody_for_it() -> None:
     assert run(watch, 75.0, {}, since=65.25)[1] is not None
 
 
+def test_a_rank_without_a_core_costs_none_its_time() -> None:
+    """One is starved, and the others wait for it."""
+    watch = RankWatch([0, 1], 10.0, 0.0)
+    busy = beat(is_busy=True, num_steps=7)
+    assert not watch.is_late(0.5)
+    now = 0.0
+    while now < 30.0:
+        now += 0.25
+        watch.on_beat(0, busy, now)
+        if watch.is_late(now):
+            watch.excuse(0.2)
+        assert watch.check(now) is None
+    assert watch.is_late(now)
+    assert run(watch, 60.0, {0: busy}, since=now)[1] is not None
+
+
 def test_memory_of_each_rank_is_as_it_told_last() -> None:
     watch = RankWatch([4, 5], 10.0, 0.0)
     watch.on_beat(5, beat(), 1.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -38,8 +39,8 @@ async def until(link: TimingLink, kind: type[FromEngine]) -> list[FromEngine]:
     return frames
 
 
-def grant(number: int = 1, **fields: object) -> Grant:
-    return Grant(worker=WorkerId("w"), epoch=1, number=number, progress_seen=0, **fields)  # type: ignore[arg-type]
+def grant(number: int = 1, **fields: Any) -> Grant:
+    return Grant(worker=WorkerId("w"), epoch=1, number=number, progress_seen=0, **fields)
 
 
 async def answer(link: TimingLink) -> tuple[list[int], float]:
@@ -70,6 +71,7 @@ async def test_it_loads_as_a_process_does_and_tells_what_the_gpu_holds() -> None
         assert isinstance(facts, Loaded)
         assert facts.device == "timing:h200" and facts.num_blocks > 40_000 and facts.context == 131_072
         assert (facts.max_sequences, facts.tokens_per_iteration) == (256, 2048)
+        assert not facts.card.constrained_decoding, "routers must know what its answers cannot be held to"
     finally:
         await link.close()
 
@@ -218,5 +220,5 @@ async def test_what_cannot_be_served_is_refused_by_name(settings: WorkerSettings
 @pytest.mark.parametrize("key", ["gpu", "gpu_model"])
 async def test_unknown_hardware_is_refused_before_anything_starts(key: str) -> None:
     with pytest.raises(ConfigError, match="none of") as refusal:
-        started(WorkerSettings(engine="timing", **{key: "nonsense"}))  # type: ignore[arg-type]
+        started(replace(WorkerSettings(engine="timing"), **{key: "nonsense"}))
     assert refusal.value.key == key

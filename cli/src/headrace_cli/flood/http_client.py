@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from headrace_cli.settings import server_url
 from headrace_shared.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -33,7 +34,7 @@ class Target(NamedTuple):
     @classmethod
     def parse(cls, url: str) -> "Target":
         """Raises ConfigError."""
-        parts = urlsplit(url)
+        parts = urlsplit(server_url(url))
         try:
             port = parts.port
         except ValueError as error:
@@ -41,9 +42,8 @@ class Target(NamedTuple):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError("--url", f"must be http://HOST:PORT or https://HOST:PORT, not {url!r}")
         is_tls = parts.scheme == "https"
-        path = parts.path.rstrip("/").removesuffix("/v1")
         tls = ssl.create_default_context() if is_tls else None
-        return cls(parts.hostname, port or (443 if is_tls else 80), path, tls)
+        return cls(parts.hostname, port or (443 if is_tls else 80), parts.path, tls)
 
 
 class Listener(Protocol):

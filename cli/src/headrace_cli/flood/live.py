@@ -124,5 +124,5 @@ def bars(values: Sequence[float]) -> str:
 
 
 def _ms(values: Iterable[float], percent: float) -> str:
-    value = percentile(sorted(values), percent)
+    value = percentile(list(values), percent)
     return "–" if value is None else f"{1000.0 * value:,.0f} ms"

@@ -60,13 +60,17 @@ def _numbers(report: Report) -> str:
     settings = report.settings
     tiles = (
         (f"{report.output_tokens_per_s:,.1f}", "output tokens/s"),
-        (f"{report.complete_per_s:.2f}", f"requests/s complete, of {report.offered_per_s:.2f} offered"),
+        (f"{report.complete_per_s:.2f}", f"requests/s complete in the window; {report.offered_per_s:.2f} were due"),
         (
             f"{report.good_per_s:.2f}",
-            f"good requests/s: {report.good_share:.1%} with TTFT ≤ {settings['slo_ttft']:g} ms, "
-            f"TPOT ≤ {settings['slo_tpot']:g} ms",
+            f"good requests/s of these: TTFT ≤ {settings['slo_ttft']:g} ms, TPOT ≤ {settings['slo_tpot']:g} ms; "
+            f"{report.good_share:.1%} of all that were due",
         ),
-        (f"{sum(report.errors.values())}", f"errors, and {report.num_unfinished} unfinished, of {report.num_requests}"),
+        (
+            f"{sum(report.errors.values())}",
+            f"errors, and {report.num_unfinished} unfinished, of {report.num_requests}; "
+            f"{report.num_late} were complete after the window",
+        ),
     )
     shown = "".join(f"<div><b>{value}</b><span>{text}</span></div>" for value, text in tiles)
     return f'<div class="numbers">{shown}</div>'

@@ -1,6 +1,5 @@
 """The figures of a flood. Pure."""
 
-import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -9,9 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from headrace_cli.errors import CommandError
-from headrace_cli.flood.meter import UNFINISHED, Exchange, Meter
+from headrace_cli.flood.meter import UNFINISHED, Exchange, Meter, Window
+from headrace_shared.quantiles import quantile
 
-SCHEMA = "headrace.flood/1"
+SCHEMA = "headrace.flood/2"
 MAX_ROWS = 100_000
 """Requests that a report lists one by one."""
 MAX_REPORT_BYTES = 256 << 20
@@ -62,10 +62,13 @@ class Report(Struct, frozen=True, kw_only=True):
     """Without keys."""
     model: str = ""
     window_s: float = 0.0
-    """What the figures below are about; the warm-up is before it."""
+    """From the end of the warm-up to the end of the load. Every rate below is a count of what fell into it, by its
+    length."""
     num_requests: int = 0
-    """Due in the window."""
+    """Due in the window. The counts that follow are of these, whenever they ended."""
     num_complete: int = 0
+    num_late: int = 0
+    """Complete, but after the window: no rate holds them."""
     num_good: int = 0
     """Complete and within the objective."""
     num_unfinished: int = 0
@@ -76,10 +79,13 @@ class Report(Struct, frozen=True, kw_only=True):
     """Of these, from the server's prefix cache."""
     output_tokens: int = 0
     offered_per_s: float = 0.0
+    """Requests that were due in the window."""
     complete_per_s: float = 0.0
-    """By the time of completion."""
+    """Answers that became complete in the window."""
     good_per_s: float = 0.0
+    """Those of them that are within the objective."""
     good_share: float = 0.0
+    """`num_good` of `num_requests`."""
     output_tokens_per_s: float = 0.0
     """By the time of arrival."""
     ttft: Spread = Spread()
@@ -101,11 +107,11 @@ class Report(Struct, frozen=True, kw_only=True):
 def make_report(meter: Meter, settings: dict[str, Any], model: str, started_at: float, load_s: float) -> Report:
     """`started_at`: seconds since the epoch. `load_s`: how long load was made."""
     begin, end = meter.window.begin, min(meter.window.end, load_s)
-    window_s = max(end - begin, 1e-9)
-    chosen = [exchange for exchange in meter.exchanges if begin <= exchange.due_at < end]
+    window, window_s = Window(begin, end), max(end - begin, 1e-9)
+    chosen = [exchange for exchange in meter.exchanges if window.holds(exchange.due_at)]
     complete = [exchange for exchange in chosen if exchange.is_complete]
     good = [exchange for exchange in complete if meter.slo.is_met(exchange)]
-    in_time = [each for each in meter.exchanges if each.is_complete and begin <= (each.ended_at or 0.0) < end]
+    in_time = [each for each in meter.exchanges if each.is_complete and window.holds(each.ended_at or 0.0)]
     per_chunk = meter.tokens_per_chunk
     errors: dict[str, int] = {}
     for exchange in chosen:
@@ -118,6 +124,7 @@ def make_report(meter: Meter, settings: dict[str, Any], model: str, started_at: 
         window_s=window_s,
         num_requests=len(chosen),
         num_complete=len(complete),
+        num_late=sum(not window.holds(exchange.ended_at or 0.0) for exchange in complete),
         num_good=len(good),
         num_unfinished=sum(exchange.error == UNFINISHED for exchange in chosen),
         errors=errors,
@@ -126,7 +133,7 @@ def make_report(meter: Meter, settings: dict[str, Any], model: str, started_at: 
         output_tokens=sum(exchange.num_output_tokens for exchange in complete),
         offered_per_s=len(chosen) / window_s,
         complete_per_s=len(in_time) / window_s,
-        good_per_s=len(good) / window_s,
+        good_per_s=sum(meter.slo.is_met(exchange) for exchange in in_time) / window_s,
         good_share=len(good) / len(chosen) if chosen else 0.0,
         output_tokens_per_s=meter.num_window_chunks * per_chunk / window_s,
         ttft=spread(exchange.ttft_s for exchange in chosen),
@@ -156,11 +163,9 @@ def spread(values: Iterable[float | None]) -> Spread:
     )
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float | None:
-    """The smallest value that at least `percent` of the values do not exceed (nearest rank); None without values."""
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(percent / 100.0 * len(ordered)) - 1)]
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """None without values."""
+    return quantile(values, percent / 100.0) if values else None
 
 
 def encode_report(report: Report) -> bytes:
@@ -196,15 +201,14 @@ def _spread_of_gaps(meter: Meter) -> Spread:
 
 
 def _seconds(meter: Meter, per_chunk: float) -> Seconds:
-    ttfts = [sorted(second.ttfts_s) for second in meter.seconds]
     return Seconds(
         due=[second.num_due for second in meter.seconds],
         complete=[second.num_complete for second in meter.seconds],
         errors=[second.num_errors for second in meter.seconds],
         open=[second.num_open for second in meter.seconds],
         tokens=[round(second.num_chunks * per_chunk, 1) for second in meter.seconds],
-        ttft_p50_ms=[_ms(percentile(values, 50)) for values in ttfts],
-        ttft_p99_ms=[_ms(percentile(values, 99)) for values in ttfts],
+        ttft_p50_ms=[_ms(percentile(second.ttfts_s, 50)) for second in meter.seconds],
+        ttft_p99_ms=[_ms(percentile(second.ttfts_s, 99)) for second in meter.seconds],
     )
 
 

@@ -33,8 +33,8 @@ class FloodSettings(Struct, frozen=True, kw_only=True):
     drain: Annotated[float, Meta(ge=0, le=3600)] = 30.0
     """Longest time to wait afterwards for answers that are still coming."""
     arrivals: Literal["poisson", "constant", "burst", "ramp"] = "poisson"
-    """Open loop: exponential gaps, equal gaps, groups of burst-size at once, or a rate that rises evenly from 0 to
-    twice the rate."""
+    """Open loop: at random (a Poisson process of exactly rate x duration arrivals), at equal gaps, in groups of
+    burst-size at once, or at a rate that rises evenly from 0 to twice the rate."""
     burst_size: Annotated[int, Meta(ge=1, le=100_000)] = 10
     """Conversations begun at once, with --arrivals burst."""
     trace: str = ""

@@ -37,11 +37,13 @@ def summary(report: Report) -> str:
     slo = f"TTFT <= {settings['slo_ttft']:g} ms, TPOT <= {settings['slo_tpot']:g} ms"
     lines = [
         f"{report.model} at {settings['url']}: {describe(settings)}",
-        f"window {report.window_s:.1f} s: {report.num_requests} requests, {report.num_complete} complete, "
-        f"{sum(report.errors.values())} errors, {report.num_unfinished} unfinished",
-        f"throughput  {report.complete_per_s:.2f} requests/s of {report.offered_per_s:.2f} offered, "
+        f"window {report.window_s:.1f} s: {report.num_requests} requests due, {report.num_complete} complete, "
+        f"{report.num_late} of them after it, {sum(report.errors.values())} errors, {report.num_unfinished} unfinished",
+        f"offered     {report.offered_per_s:.2f} requests/s due in the window",
+        f"throughput  {report.complete_per_s:.2f} requests/s complete in the window, "
         f"{report.output_tokens_per_s:.1f} output tokens/s",
-        f"goodput     {report.good_per_s:.2f} requests/s ({report.good_share:.1%} within {slo})",
+        f"goodput     {report.good_per_s:.2f} requests/s of these within {slo}; "
+        f"so were {report.good_share:.1%} of all that were due",
         f"tokens      {report.prompt_tokens} in ({report.cached_tokens} cached), {report.output_tokens} out",
         "",
         f"{'ms':<28}{'p50':>10}{'p90':>10}{'p95':>10}{'p99':>10}{'max':>10}{'mean':>10}",

@@ -8,8 +8,8 @@ from msgspec import Meta
 from headrace_autoscaler.driver import Driver
 from headrace_autoscaler.gpu_inventory import Gpu, listed_gpus
 from headrace_autoscaler.process_driver import ProcessDriver
+from headrace_shared.common_settings import CommonSettings
 from headrace_shared.errors import ConfigError
-from headrace_shared.settings import CommonSettings
 
 
 class DriverSettings(CommonSettings, frozen=True, kw_only=True):

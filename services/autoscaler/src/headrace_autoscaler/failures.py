@@ -29,7 +29,7 @@ class Failures(NamedTuple):
         something kills them: others are needed all the more, if not in a rush."""
         count = max(self.num, min(self.num + 1, MAX_FAILURES - 1)) if was_ready else self.num + 1
         count = max(count, MAX_FAILURES if is_hopeless else 0)
-        delay_s = min(MAX_DELAY_S, MIN_DELAY_S * 2.0 ** (count - 1))
+        delay_s = min(MAX_DELAY_S, MIN_DELAY_S * 2.0 ** min(count - 1, 16))
         return Failures(count, what, now, now + (QUARANTINE_S if count >= MAX_FAILURES else delay_s))
 
     def full(self, what: str, now: float) -> "Failures":
@@ -41,9 +41,6 @@ class Failures(NamedTuple):
 
     def proved(self) -> "Failures":
         return Failures() if self.num else self
-
-    def is_quarantined(self, now: float) -> bool:
-        return self.num >= MAX_FAILURES and now < self.not_before
 
     def most_starts(self, num_coming: int, wanted: int, now: float) -> int:
         """How many of the wanted workers may be started now: after a failure, or where there was no room, one at a

@@ -76,6 +76,12 @@ class Ledger:
         if is_parked:
             self._parked.add(worker)
 
+    def forget_launch(self, worker: WorkerId) -> None:
+        """It was planned and not asked for."""
+        self.launched.pop(worker, None)
+        self._launched_at.pop(worker, None)
+        self._parked.discard(worker)
+
     def rename(self, worker: WorkerId, now: float) -> None:
         """Its engine has given it another name, and shows it under that from now on."""
         launch = self.launched.get(worker)

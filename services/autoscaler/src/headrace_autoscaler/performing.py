@@ -59,7 +59,8 @@ class Performing:
             if isinstance(action, Command):
                 self._command(model, action, epoch)
             elif isinstance(action, Start):
-                self._spawn(model, action.worker, "start", self._start(model, reconciler, action, epoch))
+                if not self._spawn(model, action.worker, "start", self._start(model, reconciler, action, epoch)):
+                    reconciler.start_put_off(action.worker)
             else:
                 self._spawn(model, _key(action), "remove", self._remove(model, action, epoch))
 
@@ -80,14 +81,16 @@ class Performing:
         log.info("told a worker", model=model, worker=command.worker, command=command.kind.value)
         self._count.labels(model, command.kind.value).inc()
 
-    def _spawn(self, model: str, key: str, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, model: str, key: str, name: str, work: Coroutine[Any, Any, None]) -> bool:
+        """False if there was no room for it."""
         if key in self._under_way or len(self._under_way) >= MAX_TASKS:
             work.close()
-            return
+            return key in self._under_way
         self._under_way.add(key)
         self._count.labels(model, name).inc()
         task = self._service.spawn(work, f"{name}-{key}")
         task.add_done_callback(lambda _: self._under_way.discard(key))
+        return True
 
     async def _start(self, model: str, reconciler: Reconciler, start: Start, epoch: int) -> None:
         log.info("starting a worker", model=model, worker=start.worker, parked=start.is_parked)

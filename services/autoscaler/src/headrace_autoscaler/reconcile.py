@@ -71,6 +71,10 @@ class Reconciler:
         if instance.worker != worker:
             self._ledger.rename(worker, now)
 
+    def start_put_off(self, worker: WorkerId) -> None:
+        """Nothing was begun, and nothing is on its way."""
+        self._ledger.forget_launch(worker)
+
     def start_failed(self, worker: WorkerId, what: str, now: float, *, is_full: bool) -> None:
         """`is_full`: there was no room. What exists of it all the same is seen at the next look."""
         self.failures = self.failures.full(what, now) if is_full else self.failures.failed(what, now)

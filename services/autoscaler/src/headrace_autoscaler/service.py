@@ -23,7 +23,8 @@ from headrace_autoscaler.sharing import caps
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import ProtocolError
-from headrace_shared.fleet_messages import Hello, Telemetry
+from headrace_shared.figures import read_figures
+from headrace_shared.fleet_messages import Hello
 from headrace_shared.service import Service
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
@@ -167,6 +168,6 @@ class Autoscaler:
 
     def _on_telemetry(self, message: Message) -> None:
         try:
-            self._fleet.on_telemetry(decode(message.data, Telemetry), self._clock())
+            self._fleet.on_telemetry(read_figures(message.data), self._clock())
         except ProtocolError as error:
             log.warning("bad telemetry", subject=message.subject, error=str(error))

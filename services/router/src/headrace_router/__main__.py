@@ -2,6 +2,7 @@
 
 import sys
 
+from headrace_router.allocator import bound_allocator, bound_tokenizers
 from headrace_router.service import RouterService
 from headrace_router.settings import RouterSettings
 from headrace_shared.service import run_service
@@ -9,6 +10,8 @@ from headrace_shared.settings import load_settings_or_exit
 
 
 def main() -> int:
+    bound_allocator()
+    bound_tokenizers()
     settings = load_settings_or_exit(
         RouterSettings, prog="headrace-router", description="OpenAI-compatible front of Headrace."
     )

@@ -46,7 +46,8 @@ class Account:
         self.write: Write | None = None
         """One at a time: until it is known what became of it, no other begins."""
         self.num_running = 0
-        """Calls, whatever limits the key has: what they used beyond their estimate is charged when they end."""
+        """Sequences of calls, whatever limits the key has: what they used beyond their estimate is charged when they
+        end."""
         self.wanted = Amounts()
         """By calls that wait for this router to take more."""
         self.used_at = now
@@ -83,12 +84,13 @@ class Account:
         others = {name: held for name, held in self.record.slots.items() if name != router}
         return replace(self.record, slots=others | ({router: self._num_slots} if self._num_slots else {}))
 
-    def try_use(self, need: Amounts, now: float) -> bool:
+    def try_use(self, need: Amounts, now: float, num_at_once: int = 1) -> bool:
+        """`num_at_once`: sequences, whether or not they are limited."""
         self.used_at = now
         if not self.spare.covers(need):
             return False
         self.spare = self.spare.minus(need)
-        self.num_running += 1
+        self.num_running += num_at_once
         return True
 
     def extra(self, need: Amounts) -> Amounts:
@@ -99,15 +101,15 @@ class Account:
         """What of the need is not here."""
         return need.minus(self.spare).positive
 
-    def settle(self, num_tokens: int) -> None:
-        """So many more tokens (or less, if negative) were charged than used."""
-        self.spare = self.spare.plus(limited(self.key, Amounts(tokens=num_tokens)))
+    def settle(self, num_tokens: int, num_requests: int = 0) -> None:
+        """So many more tokens and requests (or less, if negative) were charged than used."""
+        self.spare = self.spare.plus(limited(self.key, Amounts(num_requests, num_tokens)))
 
-    def leave(self) -> None:
-        """A call has ended."""
-        self.num_running -= 1
+    def leave(self, num_at_once: int = 1) -> None:
+        """A call of so many sequences has ended."""
+        self.num_running -= num_at_once
         if self.key.max_concurrent:
-            self.spare = self.spare.plus(Amounts(slots=1))
+            self.spare = self.spare.plus(Amounts(slots=num_at_once))
 
     def surplus(self, now: float, *, is_closing: bool = False) -> Amounts:
         """What is to be given back; negative parts are a debt to be charged."""

@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from headrace_router.account import Account
 from headrace_router.identity import Identity
 from headrace_router.presence import Presence
-from headrace_router.rate_limits import AccountRecord, Amounts, Refusal, Taken, charge, limited, take
+from headrace_router.rate_limits import AccountRecord, Amounts, Refusal, Taken, charge, limited, take, too_much
 from headrace_shared.api_keys import ApiKey
 from headrace_shared.bus import Bus, Entry
 from headrace_shared.codec import decode, encode
@@ -38,20 +39,37 @@ CLOCK_S = 30.0
 log = structlog.get_logger(__name__)
 
 
+class CallSize(NamedTuple):
+    """How many requests a call counts as."""
+
+    num_sequences: int = 1
+    """Each prompt or input times the answers to it."""
+    num_at_once: int = 1
+    """Of them that run at the same time."""
+
+
+SINGLE = CallSize()
+NOT_RUN = 1
+"""Requests that a call counts as which was not valid, or is answered without running again."""
+
+
 class Charge:
     """What one call has taken. To be closed in any case."""
 
-    def __init__(self, account: Account | None = None, num_tokens: int = 0) -> None:
+    def __init__(self, account: Account | None = None, num_tokens: int = 0, size: CallSize = SINGLE) -> None:
         """Without an account nothing is limited."""
         self._account = account
         self.num_tokens = num_tokens
+        self._size = size
+        self._num_requests = self._size.num_sequences
         self._is_settled = False
 
-    def settle(self, num_tokens: int) -> None:
-        """So many tokens were really used. The last word counts."""
+    def settle(self, num_tokens: int, num_requests: int | None = None) -> None:
+        """So many tokens were really used, and so many requests; None: all. The last word counts."""
         if self._account is not None:
-            self._account.settle(self.num_tokens - num_tokens)
-            self.num_tokens = num_tokens
+            num_requests = self._size.num_sequences if num_requests is None else num_requests
+            self._account.settle(self.num_tokens - num_tokens, self._num_requests - num_requests)
+            self.num_tokens, self._num_requests = num_tokens, num_requests
         self._is_settled = True
 
     @property
@@ -60,15 +78,15 @@ class Charge:
 
     def detached(self) -> "Charge":
         """For what goes on after the call, which then has nothing to close any more."""
-        charge, self._account = Charge(self._account, self.num_tokens), None
+        charge, self._account = Charge(self._account, self.num_tokens, self._size), None
         return charge
 
     def close(self) -> None:
         """Unless it was settled, nothing was used."""
         if self._account is not None:
             if not self._is_settled:
-                self.settle(0)
-            self._account.leave()
+                self.settle(0, NOT_RUN)
+            self._account.leave(self._size.num_at_once)
             self._account = None
 
 
@@ -102,18 +120,20 @@ class Accounts:
         await self._measure()
         await self._bus.watch(ACCOUNTS.name, self._on_change)
 
-    async def begin(self, identity: Identity, num_tokens: int) -> Charge:
+    async def begin(self, identity: Identity, num_tokens: int, size: CallSize = SINGLE) -> Charge:
         """A call that uses about so many tokens. Raises LimitReached or BusError."""
         key = identity.key
         if key is None:
             return Charge()
-        need = limited(key, Amounts(1, num_tokens, 1))
+        need = limited(key, Amounts(size.num_sequences, num_tokens, size.num_at_once))
         if need == Amounts():
             return Charge()
+        if (refusal := too_much(key, need)) is not None:
+            raise _limit_reached(refusal)
         account = self._account(key)
-        if not account.try_use(need, self._now()):
-            await self._take(account, need)
-        return Charge(account, num_tokens)
+        if not account.try_use(need, self._now(), size.num_at_once):
+            await self._take(account, need, size.num_at_once)
+        return Charge(account, num_tokens, size)
 
     def headers(self, identity: Identity) -> list[tuple[bytes, bytes]]:
         """Of the caller's limits now."""
@@ -160,13 +180,13 @@ class Accounts:
             if account.is_unused and not lock.locked():
                 del self._accounts[key_id], self._locks[key_id]
 
-    async def _take(self, account: Account, need: Amounts) -> None:
+    async def _take(self, account: Account, need: Amounts, num_at_once: int) -> None:
         account.wanted = account.wanted.plus(need)
         try:
             self._refuse_at_once(account, need)
             async with self._locks[account.key.key_id]:
                 for _ in range(MAX_ATTEMPTS):
-                    if account.try_use(need, self._now()):
+                    if account.try_use(need, self._now(), num_at_once):
                         return
                     if account.write is None:
                         taken = self._try_take(account, account.lacking(need), account.extra(need))
@@ -287,9 +307,17 @@ _WORDS = {
 }
 
 
+_FINAL_WORDS = {
+    "requests": "ask for fewer answers or inputs at a time, each of which counts as a request.",
+    "tokens": "ask for fewer tokens.",
+    "day": "ask for fewer tokens.",
+    "concurrent": "ask for fewer answers at a time.",
+}
+
+
 def _limit_reached(refusal: Refusal) -> LimitReached:
     if refusal.is_final:
-        message = "This request alone exceeds what the API key may use; ask for fewer tokens."
+        message = f"This request alone exceeds what the API key may use; {_FINAL_WORDS[refusal.limit]}"
         return LimitReached(message, retry_after_s=refusal.retry_after_s, code="request_exceeds_limit")
     code = "insufficient_quota" if refusal.limit == "day" else "rate_limit_exceeded"
     return LimitReached(_WORDS[refusal.limit], retry_after_s=refusal.retry_after_s, code=code)

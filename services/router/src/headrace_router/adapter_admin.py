@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from headrace_router.adapters import AdapterTable
 from headrace_router.admission import retry_after
+from headrace_router.call_limits import MAX_ADAPTER_PATH_CHARS
 from headrace_router.identity import Identity
 from headrace_router.models import Models
 from headrace_router.schemas import LoadAdapterBody, UnloadAdapterBody
@@ -41,7 +42,6 @@ from headrace_shared.subjects import adapter_key
 
 LOAD_TIMEOUT_S = 150.0
 """Longer than a worker takes before it gives up."""
-MAX_PATH_CHARS = 1024
 LOOK_S = 1.0
 
 log = structlog.get_logger(__name__)
@@ -67,9 +67,10 @@ class AdapterAdmin:
         self.check(identity)
         if not is_adapter_name(body.lora_name):
             raise InvalidRequest("'lora_name' must be a name of at most 128 characters.", param="lora_name")
-        if not 1 <= len(body.lora_path) <= MAX_PATH_CHARS:
+        if not 1 <= len(body.lora_path) <= MAX_ADAPTER_PATH_CHARS:
             raise InvalidRequest(
-                f"'lora_path' must have 1 to {MAX_PATH_CHARS} characters, relative to the workers' folder of adapters.",
+                f"'lora_path' must have 1 to {MAX_ADAPTER_PATH_CHARS} characters, relative to the workers' folder of "
+                "adapters.",
                 param="lora_path",
             )
         if body.load_inplace:

@@ -72,6 +72,8 @@ class ModelObject(Struct):
     root: str
     parent: str | None
     max_model_len: int | UnsetType = UNSET
+    default_parameters: dict[str, float] | UnsetType = UNSET
+    """Sampling for calls that do not say otherwise, as far as it is not OpenAI's."""
     permission: list[dict[str, Any]] | UnsetType = UNSET
 
 

@@ -25,6 +25,8 @@ MODEL = "headrace-model"
 """Response header: which model answers; it may not be the one that was asked for."""
 MAX_INLINE_BYTES = 16 * 1024
 """Of embeddings; more are written in a thread."""
+MAX_INLINE_TOKENS = 512
+"""The same: 256 answers of a thousand tokens with log-probabilities would hold up all streams for a second."""
 FIRST_REPORT_S = 0.5
 """Who is answered sooner is told nothing of the queue; and by then all routers have told each other of it."""
 
@@ -86,7 +88,8 @@ async def answer_whole(reply: Reply, generation: Source) -> None:
             reply.on_token()
             deltas[event.choice].append(event.delta)
     num_bytes = sum(len(parts[-1].embedding) for parts in deltas if parts)
-    if num_bytes > MAX_INLINE_BYTES:
+    num_tokens = sum(len(part.tokens) for parts in deltas for part in parts)
+    if num_bytes > MAX_INLINE_BYTES or num_tokens > MAX_INLINE_TOKENS:
         body = await asyncio.to_thread(reply.writer.whole, deltas, generation.usage)
     else:
         body = reply.writer.whole(deltas, generation.usage)

@@ -14,7 +14,8 @@ from headrace_router.dashboard.pages import make_dashboard_router
 from headrace_router.http_errors import error_response
 from headrace_router.http_observer import HttpObserver
 from headrace_router.openapi import describe
-from headrace_router.routes import Parts, make_router
+from headrace_router.routes import Parts, make_router, straight_calls
+from headrace_router.straight_calls import StraightCalls
 from headrace_shared.errors import BusError, InvalidRequest, RequestError
 
 
@@ -29,6 +30,7 @@ def make_app(parts: Parts) -> FastAPI:
         app.include_router(more)
     if parts.dashboard is not None:
         app.include_router(make_dashboard_router(parts.dashboard))
+    app.add_middleware(StraightCalls, calls=straight_calls(parts))
     app.add_middleware(Authentication, door=parts.door, refused=parts.metrics.refused)
     app.add_middleware(BrowserGuard, guard=parts.guard, refused=parts.metrics.refused)
     # The outermost: it sees refusals too.
@@ -50,12 +52,20 @@ async def _on_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     if error.status_code == 404:
-        problem = InvalidRequest(f"There is no {request.scope['path'][:128]}.", code="not_found")
+        path = str(request.scope["path"])
+        problem = InvalidRequest(f"There is no {path[:128]}{_meant(path, request.app)}", code="not_found")
     elif error.status_code == 405:
         problem = InvalidRequest(f"{request.method} is not allowed here.", code="method_not_allowed")
     else:
         problem = InvalidRequest(str(error.detail)[:200])
     return error_response(problem, headers=dict(error.headers or {}), path=request.scope["path"])
+
+
+def _meant(path: str, app: FastAPI) -> str:
+    """What was meant by a client whose base address lacks /v1, or has it once too often."""
+    close = {f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")} - {path}
+    known = sorted(close & app.openapi()["paths"].keys())
+    return f"; did you mean {known[0]}?" if known else "."
 
 
 async def _on_validation_error(_: Request, error: Exception) -> Response:

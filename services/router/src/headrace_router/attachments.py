@@ -17,6 +17,7 @@ from headrace_router.cancellation import QueuedRequest
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError
+from headrace_shared.hearing import Hearing
 from headrace_shared.messages import Attached, CancelReason, RequestId, RouterId
 from headrace_shared.subjects import ALL_ATTACHED, attached_subject
 
@@ -26,8 +27,6 @@ PERIOD_S = 1.0
 CHECK_S = 0.5
 PRESENCE_S = 3.0
 """Named by another router within this time: its client is there."""
-FREEZE_S = 2.0
-"""Without a check for so long we were not running, and heard nobody."""
 MAX_NAMED = 8192
 """Requests in one message."""
 MAX_LEFT = 20_000
@@ -61,7 +60,7 @@ class Attachments:
         self._left: OrderedDict[RequestId, _Left] = OrderedDict()
         """Oldest first."""
         self._hearing_since = clock()
-        self._checked_at = clock()
+        self._hearing = Hearing(bus, clock())
 
     async def start(self) -> None:
         """Raises BusUnavailable."""
@@ -100,8 +99,9 @@ class Attachments:
         told_at = self._clock()
         while True:
             await asyncio.sleep(CHECK_S)
-            self._notice_freeze()
             now = self._clock()
+            if self._hearing.had_gap(now):
+                self._hearing_since = now
             if now - told_at >= PERIOD_S - CHECK_S / 2:
                 told_at = now
                 self._tell(list(self._here))
@@ -111,12 +111,6 @@ class Attachments:
                     break  # their clients may be elsewhere, and we would not know
                 _, left = self._left.popitem(last=False)
                 self._give_up(left)
-
-    def _notice_freeze(self) -> None:
-        now = self._clock()
-        if now - self._checked_at > FREEZE_S or not self._bus.is_connected:
-            self._hearing_since = now
-        self._checked_at = now
 
     def _give_up(self, left: _Left) -> None:
         request_id = left.queued.request.request_id

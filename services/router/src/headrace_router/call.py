@@ -15,7 +15,7 @@ from headrace_router.models import ServedModel
 from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
 from headrace_shared.messages import RequestId
-from headrace_shared.telemetry import TraceContext
+from headrace_shared.trace_context import TraceContext
 
 
 class Keeper(Protocol):

@@ -8,7 +8,7 @@ from headrace_router.dashboard.journal import CallNote
 from headrace_router.metrics import UNKNOWN, RouterMetrics
 from headrace_router.models import ServedModel
 from headrace_shared.aliases import ENGINE
-from headrace_shared.errors import InvalidRequest, ModelNotFound, Overloaded, RequestError
+from headrace_shared.errors import GRAMMAR_TOO_COMPLEX, InvalidRequest, ModelNotFound, Overloaded, RequestError
 from headrace_shared.messages import RequestId
 from headrace_shared.tally import Tally
 
@@ -114,7 +114,8 @@ class CallMeter:
         if self._is_handed_over:
             return
         ending = self._ending
-        if isinstance(error, InvalidRequest | ModelNotFound | Overloaded):
+        had_begun = error is not None and error.code == GRAMMAR_TOO_COMPLEX
+        if isinstance(error, InvalidRequest | ModelNotFound | Overloaded) and not had_begun:
             ending = "rejected"
         elif error is not None and ending == "cancelled":
             ending = "timeout" if error.code == "timeout" else "error"

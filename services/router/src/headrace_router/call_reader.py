@@ -4,79 +4,21 @@ Where the pieces are cut makes no difference to what is found. What may still be
 out to be none is given out after all, so that no text is lost.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from headrace_router.call_scanner import CallScanner, ScanState
-from headrace_router.tools import CallFormat, ToolUse
+from headrace_router.call_sink import Found, Sink, open_tail
+from headrace_router.named_calls import NamedCalls
+from headrace_router.tools import MISTRAL_MARK, CallFormat, ToolUse
 
 _OPENING = "<tool_call>"
 _CLOSING = "</tool_call>"
-_MARK = "[TOOL_CALLS]"
-"""Mistral's, where special tokens are shown."""
 _BETWEEN = " \t\r\n;,[]"
 """Characters around bare calls."""
 
-
 PIECE_CHARS = 1024
-
-
-class CallPiece(NamedTuple):
-    number: int
-    """Of the call in the choice."""
-    name: str | None
-    """Where the call begins."""
-    arguments: str
-
-
-class Found(NamedTuple):
-    text: str = ""
-    calls: tuple[CallPiece, ...] = ()
-    """At most one for each call."""
-    pieces: tuple[str | CallPiece, ...] = ()
-    """Both, in the order in which the model wrote them."""
-
-
-class Sink:
-    """What was found since it was last taken."""
-
-    def __init__(self, use: ToolUse) -> None:
-        self.names = frozenset(use.names)
-        self.first_name = use.names[0] if use.names else ""
-        self._is_parallel = use.is_parallel
-        self._text: list[str] = []
-        self._calls: dict[int, CallPiece] = {}
-        self._order: list[str | int] = []
-        """Texts, and numbers of calls."""
-        self.num_calls = 0
-
-    def show(self, text: str) -> None:
-        if text:
-            self._text.append(text)
-            self._order.append(text)
-
-    def begin(self, name: str) -> None:
-        self.num_calls += 1
-        self._add(CallPiece(self.num_calls - 1, name, ""))
-
-    def argue(self, arguments: str) -> None:
-        """More of the arguments of the last call that began."""
-        if arguments:
-            known = self._calls.get(self.num_calls - 1, CallPiece(self.num_calls - 1, None, ""))
-            self._add(known._replace(arguments=known.arguments + arguments))
-
-    def take(self) -> Found:
-        pieces = tuple(entry if isinstance(entry, str) else self._calls[entry] for entry in self._order)
-        found = Found("".join(self._text), tuple(self._calls.values()), pieces)
-        self._text.clear()
-        self._calls.clear()
-        self._order.clear()
-        return found
-
-    def _add(self, piece: CallPiece) -> None:
-        if piece.number == 0 or self._is_parallel:
-            if piece.number not in self._calls:
-                self._order.append(piece.number)
-            self._calls[piece.number] = piece
+MAX_LEAD_CHARS = 1024
+"""In front of bare calls. With more it is text: all of it is looked at whenever more comes."""
 
 
 class CallReader:
@@ -87,6 +29,7 @@ class CallReader:
         kinds: dict[CallFormat, type[_Reader]] = {
             CallFormat.TAGGED: _Tagged,
             CallFormat.BARE: _Bare,
+            CallFormat.NAMED: NamedCalls,
             CallFormat.ARGUMENTS: _Arguments,
         }
         self._reader = kinds[use.format](self._sink)
@@ -190,7 +133,7 @@ class _Tagged:
             self._buffer = self._buffer[start + len(_OPENING) :]
             self._lead = _OPENING
             return True
-        held = _open_tail(self._buffer, _OPENING)
+        held = open_tail(self._buffer, _OPENING)
         self._sink.show(self._buffer[: len(self._buffer) - held])
         self._buffer = self._buffer[len(self._buffer) - held :]
         return False
@@ -275,14 +218,19 @@ class _Bare:
             return text[start:]
         self._held += text
         rest = self._held.lstrip()
-        if not rest.startswith(_MARK) and _MARK.startswith(rest):
+        is_open = not rest.startswith(MISTRAL_MARK) and MISTRAL_MARK.startswith(rest)
+        if not is_open:
+            rest = rest.removeprefix(MISTRAL_MARK).lstrip(_BETWEEN)
+        num_lead = len(self._held) - len(rest)
+        if num_lead > MAX_LEAD_CHARS:
+            self._reject("")
+        elif is_open:
             return ""
-        rest = rest.removeprefix(_MARK).lstrip(_BETWEEN)
-        if rest.startswith("{"):
-            self._held = self._held[: len(self._held) - len(rest)]
+        elif rest.startswith("{"):
+            self._held = self._held[:num_lead]
             self._scan = _Scan(self._sink)
             return rest
-        if rest:
+        elif rest:
             self._reject("")
         return ""
 
@@ -292,8 +240,3 @@ class _Bare:
             self._sink.show(self._held + text)
             self._is_text = True
         self._held, self._scan = "", None
-
-
-def _open_tail(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that `mark` begins with."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)

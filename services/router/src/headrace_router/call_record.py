@@ -14,7 +14,7 @@ from headrace_router.choices import ChoiceText
 from headrace_router.embedding_form import EmbeddingChoice
 from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
-from headrace_router.tools import ToolUse
+from headrace_router.tools import CallFormat, ToolUse
 from headrace_router.validation import ValidParams
 from headrace_shared.messages import Request, RequestId, StopParams
 
@@ -55,6 +55,8 @@ class AnswerForm(Struct, frozen=True, kw_only=True):
     """What only the dialect's writer understands, as JSON."""
     by_token: bool = False
     """No event is made of more than one token: events are numbered alike wherever they are written."""
+    form_param: str = ""
+    """The field that asks for a form of the answer, where there is one."""
 
     @property
     def shows_prompts(self) -> bool:
@@ -89,12 +91,14 @@ class Wording(NamedTuple):
 
 
 def form_of(params: ValidParams, wording: Wording, *, is_chat: bool) -> AnswerForm:
+    # Where calls begin only special tokens tell.
+    shows_special = params.tools is not None and params.tools.format is CallFormat.NAMED
     return AnswerForm(
         is_chat=is_chat,
         stream=params.stream,
         include_usage=params.include_usage,
         continuous_usage=params.continuous_usage,
-        skip_special_tokens=params.skip_special_tokens,
+        skip_special_tokens=params.skip_special_tokens and not shows_special,
         stop_strings=params.stop_strings,
         include_stop=params.include_stop,
         tools=params.tools,
@@ -103,6 +107,7 @@ def form_of(params: ValidParams, wording: Wording, *, is_chat: bool) -> AnswerFo
         returns_ids=params.returns_ids,
         is_empty=params.max_tokens == 0,
         stream_interval=params.stream_interval,
+        form_param="" if params.form is None else params.form.param,
         **wording._asdict(),
     )
 

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace_router.accounts import Charge
 from headrace_router.answering import StreamCut
 from headrace_router.authentication import identity_of
-from headrace_router.bodies import BodyLimits, ClientGone, read_json_body, shown_request_id
+from headrace_router.bodies import Body, BodyLimits, ClientGone, receive_json, shown_request_id
 from headrace_router.call import Call, new_request_id
 from headrace_router.call_meter import CallMeter
 from headrace_router.call_trace import CallTraces
@@ -22,12 +22,12 @@ from headrace_router.http_observer import SPAN
 from headrace_router.messages_api.error_shape import is_messages_path
 from headrace_router.metrics import RouterMetrics
 from headrace_shared.errors import BusError, RequestError
-from headrace_shared.telemetry import continue_trace
+from headrace_shared.trace_context import continue_trace
 from headrace_shared.tracing import Span
 
 log = structlog.get_logger(__name__)
 
-Answer = Callable[[Call, bytes], Awaitable[None]]
+Answer = Callable[[Call, Body], Awaitable[None]]
 
 
 class ClientLimits(NamedTuple):
@@ -108,8 +108,8 @@ class CallResponse(Response):
         """Returns what the client was told instead of an answer, if it was."""
         request_id = call.request_id
         try:
-            body = await read_json_body(Headers(scope=scope), receive, self._limits.body)
-            await self._run(call, body, receive, channel)
+            with await receive_json(Headers(scope=scope), receive, self._limits.body) as body:
+                await self._run(call, body, receive, channel)
         except ClientGone:
             self._metrics.client_gone()
         # Returning before the end of the body makes the server close the connection: no clean end.
@@ -125,6 +125,9 @@ class CallResponse(Response):
             self._metrics.refused(known.code)
             if not isinstance(error, RequestError | BusError):
                 log.exception("call failed", request_id=request_id)
+            # The frames that it came through, this one too, would keep the body until the next garbage collection.
+            known = known.with_traceback(None)
+            error.__traceback__ = None
             path = scope["path"]
             response = error_response(
                 known,
@@ -136,7 +139,7 @@ class CallResponse(Response):
             return known
         return None
 
-    async def _run(self, call: Call, body: bytes, receive: Receive, channel: _Channel) -> None:
+    async def _run(self, call: Call, body: Body, receive: Receive, channel: _Channel) -> None:
         work = asyncio.ensure_future(self._answer(call, body))
         gone = asyncio.ensure_future(_until_disconnected(receive))
         try:

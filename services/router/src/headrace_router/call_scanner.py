@@ -23,6 +23,34 @@ class ScanState(Enum):
     """It is none: `text` is all of it."""
 
 
+class JsonEnd:
+    """Where the object or list ends that is written piece by piece."""
+
+    def __init__(self, depth: int = 0) -> None:
+        """`depth`: how many were begun before."""
+        self._depth = depth
+        self._in_string = False
+        self._is_escaped = False
+
+    def push(self, text: str) -> int | None:
+        """How much of the text belongs to it; None: all, and more is to come."""
+        for index, char in enumerate(text):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._in_string:
+                self._is_escaped = char == "\\"
+                self._in_string = char != '"'
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return index + 1
+        return None
+
+
 class CallScanner:
     """Is given text that begins at the object's brace."""
 
@@ -30,9 +58,8 @@ class CallScanner:
         self._names = names
         self.text = ""
         """Taken and not decided upon."""
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
+        self._arguments = JsonEnd()
+        self._object = JsonEnd(depth=1)
         self._is_behind_arguments = False
         self.name = ""
         self.state = ScanState.OPEN
@@ -103,28 +130,18 @@ class CallScanner:
 
     def _take(self, text: str) -> tuple[str, str]:
         """Up to the brace that ends the arguments, and then to that which ends the object."""
-        end_of_arguments = 0 if self._is_behind_arguments else len(text)
-        for index, char in enumerate(text):
-            if self._in_string:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif char == "\\":
-                    self._is_escaped = True
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth == 0 and not self._is_behind_arguments:
-                    self._is_behind_arguments = True
-                    end_of_arguments = index + 1
-                elif self._depth < 0:
-                    self.state = ScanState.DONE
-                    return text[:end_of_arguments], text[index + 1 :]
-        return text[:end_of_arguments], ""
+        arguments = ""
+        if not self._is_behind_arguments:
+            end = self._arguments.push(text)
+            if end is None:
+                return text, ""
+            self._is_behind_arguments = True
+            arguments, text = text[:end], text[end:]
+        end = self._object.push(text)
+        if end is None:
+            return arguments, ""
+        self.state = ScanState.DONE
+        return arguments, text[end:]
 
     def _skip(self, position: int, chars: str) -> int:
         while position < len(self.text) and self.text[position] in chars:

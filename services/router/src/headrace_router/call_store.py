@@ -10,13 +10,23 @@ from headrace_router.call_record import CallRecord
 from headrace_shared.bus import Bus
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, InvalidRequest, ProtocolError, RevisionConflict, ServiceFailure
-from headrace_shared.messages import RequestId, RouterId
-from headrace_shared.subjects import CALLS, DEDUPE_WINDOW_S, IDEMPOTENCY, bucket_stream
+from headrace_shared.messages import LogMessage, Outcome, RequestEnded, RequestId, RouterId
+from headrace_shared.subjects import (
+    CALLS,
+    DEDUPE_WINDOW_S,
+    IDEMPOTENCY,
+    TOKEN_LOG_S,
+    TOKENS,
+    bucket_stream,
+    tokens_subject,
+)
 
 log = structlog.get_logger(__name__)
 
 SAFE_DEDUPE_S = DEDUPE_WINDOW_S - 30.0
 """The queue surely stores a request once if it is put there twice within this time."""
+SURE_LOG_S = TOKEN_LOG_S / 2
+"""So long after a call began its log is surely kept, unless its broker has lost it."""
 
 
 class KeyEntry(Struct, frozen=True, tag=True, kw_only=True):
@@ -123,3 +133,18 @@ class CallStore:
     async def may_queue_again(self, entry: KeyEntry) -> bool:
         """Raises BusError."""
         return await self.clock() - entry.claimed_at < SAFE_DEDUPE_S
+
+    async def has_come_to_nothing(self, entry: KeyEntry) -> bool:
+        """A call without a record was never queued, or nobody has waited for it: its router died before it could tell
+        where it is, or the broker was away when the key was to be freed. Raises BusError."""
+        if await self.clock() - entry.claimed_at > SURE_LOG_S:
+            return False
+        last = await self._bus.last(TOKENS.name, tokens_subject(entry.router, entry.request_id))
+        if last is None:
+            return True
+        try:
+            event: LogMessage = decode(last.data, LogMessage)
+        except ProtocolError as error:
+            log.warning("undecodable event in the log", request_id=entry.request_id, error=str(error))
+            return False
+        return isinstance(event, RequestEnded) and event.outcome is not Outcome.FINISHED

@@ -17,7 +17,7 @@ from headrace_router.choices import ChoiceText, Delta, Usage
 from headrace_router.schemas import ChatBody, CompletionBody
 from headrace_router.validation import ValidParams
 from headrace_shared.messages import FinishReason, Request, TokenFrame
-from headrace_shared.telemetry import TraceContext, parse_trace
+from headrace_shared.trace_context import TraceContext, parse_trace
 from headrace_shared.tracing import PROVIDER, REQUESTS_TEMPLATE, Span, Tracing, Value, messaging, wall_time
 
 

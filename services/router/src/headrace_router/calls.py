@@ -6,7 +6,6 @@ answer in the background. Held calls leave a record that every router can go on 
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import secrets
 import time
@@ -17,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from headrace_router.accounts import Accounts
+from headrace_router.accounts import Accounts, CallSize
+from headrace_router.bodies import Body
 from headrace_router.call import Call, Plan
 from headrace_router.call_meter import CHAT, COMPLETION, EMBEDDINGS
 from headrace_router.call_options import IDEMPOTENCY_KEY, RESUMABLE, CallOptions, read_options
@@ -26,15 +26,19 @@ from headrace_router.call_status import CallStatus
 from headrace_router.call_store import CallStore, IdempotencyKey, KeyEntry
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.client_fields import tier_of
+from headrace_router.embedding_answers import answer_in_pieces
+from headrace_router.embedding_pieces import pieces_for
 from headrace_router.gate import Gate
 from headrace_router.identity import Identity
 from headrace_router.inflight import Mailbox
 from headrace_router.models import Models
 from headrace_router.positions import parse_position
 from headrace_router.preparation import Endpoint, Parsed, Prepared, Preparer
+from headrace_router.prompt_size import PromptSize
 from headrace_router.requests import Terms, make_prompts
 from headrace_router.runner import CallSettings, EndedWithoutAnswer, Runner
 from headrace_router.submission import submit
+from headrace_router.validation import CONTEXT_EXCEEDED
 from headrace_shared.bus import Bus
 from headrace_shared.errors import InvalidRequest, Overloaded
 from headrace_shared.messages import Audience, CancelReason, Lane, Request, RequestId, RouterId
@@ -90,13 +94,13 @@ class Caller:
     def num_active(self) -> int:
         return self._runner.num_active
 
-    async def chat(self, call: Call, data: bytes) -> None:
+    async def chat(self, call: Call, given: Body) -> None:
         self.admit(call, is_chat=True)
-        await self.begin(call, self._preparer.parse(Endpoint.CHAT, data))
+        await self.begin(call, await self._preparer.parse(Endpoint.CHAT, given))
 
-    async def completion(self, call: Call, data: bytes) -> None:
+    async def completion(self, call: Call, given: Body) -> None:
         self.admit(call, is_chat=False)
-        await self.begin(call, self._preparer.parse(Endpoint.COMPLETION, data))
+        await self.begin(call, await self._preparer.parse(Endpoint.COMPLETION, given))
 
     def admit(self, call: Call, *, is_chat: bool) -> None:
         """Before any work is done for a call that begins. Raises Overloaded."""
@@ -123,17 +127,25 @@ class Caller:
             if not self._num_questions[owner]:
                 del self._num_questions[owner]
 
-    async def begin(self, call: Call, parsed: Parsed) -> None:
-        """Of a call that was admitted. InvalidRequest is raised before anything of it is queued."""
+    async def begin(self, call: Call, parsed: Parsed, *, is_trial: bool = False) -> None:
+        """Of a call that was admitted. InvalidRequest is raised before anything of it is queued, but for a form of the
+        answer that turns out to be too complex on the way. `is_trial`: one that does not fit will begin once more, in
+        another form, and counts only then."""
         options = read_options(call.headers)
         if options.is_resumable and parsed.wording.dialect is not Dialect.OPENAI:
             raise InvalidRequest(f"The header {RESUMABLE} is not supported here.", param=RESUMABLE)
         call.identity.check_model(parsed.model)
         if parsed.body.service_tier == "flex":
             options = options._replace(lane=Lane.BATCH)
-        charge = await self._accounts.begin(call.identity, _expected_tokens(parsed))
+        size = parsed.size
+        of_call = CallSize(size.num_choices, size.num_choices)
+        charge = await self._accounts.begin(call.identity, _expected_tokens(size), of_call)
         try:
             await self._begin_paid(call._replace(charge=charge), parsed, options)
+        except InvalidRequest as error:
+            if is_trial and error.code == CONTEXT_EXCEEDED:
+                charge.settle(0, 0)
+            raise
         finally:
             charge.close()
 
@@ -142,13 +154,31 @@ class Caller:
         given_key = read_options(call.headers).idempotency_key
         if given_key is None:
             return None
-        found = await self._store.find(IdempotencyKey(call.identity.owner, given_key, _digest(parsed)))
+        found = await self._store.find(IdempotencyKey(call.identity.owner, given_key, parsed.given.digest))
         return None if found is None else found.entry.request_id
 
-    async def embedding(self, call: Call, data: bytes) -> None:
+    async def embedding(self, call: Call, given: Body) -> None:
         self._observe(call, EMBEDDINGS)
         self._runner.admit()
-        await self.begin(call, self._preparer.parse(Endpoint.EMBEDDING, data))
+        parsed = await self._preparer.parse(Endpoint.EMBEDDING, given)
+        call.identity.check_model(parsed.model)
+        options = read_options(call.headers)
+        timeout_s = min(self._limits.request_timeout_s, options.timeout_s or float("inf"))
+        size, pieces = parsed.size, [parsed]
+        if size.num_prompts > 1:
+            model = await self._models.find(parsed.model, timeout_s)
+            cut = partial(pieces_for, parsed, model.card, call.identity)
+            pieces = await self._preparer.apart_if_long(given, cut)
+        if len(pieces) == 1:
+            await self.begin(call, parsed)
+            return
+        of_call = CallSize(size.num_choices, pieces[0].size.num_choices)
+        charge = await self._accounts.begin(call.identity, _expected_tokens(size), of_call)
+        try:
+            until = call.arrived_at + timeout_s
+            await answer_in_pieces(call._replace(charge=charge), parsed, pieces, options, self._begin_paid, until)
+        finally:
+            charge.close()
 
     async def resume(self, call: Call, request_id: str) -> None:
         """The rest of the answer to a held call, in the form that was asked for then."""
@@ -199,10 +229,12 @@ class Caller:
 
     async def _begin_paid(self, call: Call, parsed: Parsed, options: CallOptions) -> None:
         if options.idempotency_key is not None:
-            await self._begin_once(call, parsed, options, options.idempotency_key, _digest(parsed))
+            await self._begin_once(call, parsed, options, options.idempotency_key, parsed.given.digest)
             return
         prepared = await self._prepare(call, parsed, options, secrets.randbits(63))
-        await self._runner.run(call, self._new(call, options, parsed, prepared))
+        plan = self._new(call, options, parsed, prepared)
+        parsed.forget()
+        await self._runner.run(call, plan)
 
     async def _prepare(self, call: Call, parsed: Parsed, options: CallOptions, seed: int) -> Prepared:
         """For the model that the call gets. Raises RequestError."""
@@ -244,6 +276,7 @@ class Caller:
             )
             claim = await self._store.claim(key, entry, found)
             if claim is not None:
+                parsed.forget()
                 await self._runner.run(call, plan, on_refusal=partial(self._store.forget, key, claim))
                 return
             await asyncio.sleep(LAG_S)
@@ -256,6 +289,9 @@ class Caller:
         record = await self._store.load(entry.request_id)
         if record is None:
             if not await self._store.may_queue_again(entry):
+                # What runs in the background runs whether or not anybody waits.
+                if not parsed.body.background and await self._store.has_come_to_nothing(entry):
+                    raise EndedWithoutAnswer
                 raise InvalidRequest("The answer is not kept any more.", code="answer_expired")
             # Its router died before it could tell, or is just about to: then the queue stores it only once.
             model = self._models.get(entry.model or parsed.model)
@@ -350,12 +386,7 @@ class Caller:
         return record
 
 
-def _digest(parsed: Parsed) -> bytes:
-    return hashlib.sha256(f"{parsed.endpoint.value}\0".encode() + parsed.data).digest()
-
-
-def _expected_tokens(parsed: Parsed) -> int:
+def _expected_tokens(size: PromptSize) -> int:
     """Charged until the true number is known."""
-    size = parsed.size
     most = EXPECTED_OUTPUT_TOKENS if size.max_tokens is None else size.max_tokens
     return size.num_tokens(CHARS_PER_TOKEN) + size.num_choices * most

@@ -107,7 +107,7 @@ class Canceller:
     async def _is_answered(self, heard: Mailbox) -> bool:
         """Whether the request's owner says something within the grace."""
         until = asyncio.get_running_loop().time() + GRACE_S
-        while not (answers := heard.take()) and asyncio.get_running_loop().time() < until:
+        while not (answers := heard.take(1)) and asyncio.get_running_loop().time() < until:
             await heard.wait(until)
         return bool(answers)
 

@@ -17,6 +17,8 @@ FIRST_START_S = 30.0
 """How long a worker takes to start, until one was seen to."""
 LEARNING = 0.3
 OVERDUE_SHARE = 0.2
+FORGET_S = 60.0
+"""A worker that has said nothing for so long is gone, without a word."""
 HORIZON_BLOCKS = 2
 """Each sequence is granted about so many blocks ahead."""
 
@@ -47,6 +49,8 @@ class _Worker:
 class Capacities:
     def __init__(self) -> None:
         self._workers: dict[WorkerId, _Worker] = {}
+        self._last: dict[str, _Worker] = {}
+        """Of each model the worker that was last heard of with its size: the next one will be like it."""
         self._meters: dict[str, SpeedMeter] = {}
         self._plans: dict[str, Plans] = {}
         self._start_s: dict[str, float] = {}
@@ -59,13 +63,20 @@ class Capacities:
         if worker is None:
             self._expire(now)
             if len(self._workers) < MAX_WORKERS:
-                self._workers[hello.worker] = _Worker(hello, now)
+                self._workers[hello.worker] = worker = _Worker(hello, now)
+                self._remember(worker)
             return
         if worker.loading_since is not None and hello.state is not WorkerState.LOADING:
             self._on_loaded(hello.model, now - worker.loading_since)
             worker.loading_since = None
         worker.hello = hello
         worker.heard_at = now
+        self._remember(worker)
+
+    def _remember(self, worker: _Worker) -> None:
+        model = worker.hello.model
+        if worker.hello.max_sequences > 0 and (model in self._last or len(self._last) < MAX_MODELS):
+            self._last[model] = worker
 
     def on_figures(self, figures: Telemetry, now: float) -> None:
         if figures.service == "autoscaler":
@@ -105,8 +116,9 @@ class Capacities:
         if speed is None:
             return None
         ready = self._ready(model, now)
-        known = ready or [worker for worker in self._workers.values() if worker.hello.model == model]
-        known = [worker for worker in known if worker.hello.max_sequences > 0]
+        known = [worker for worker in ready if worker.hello.max_sequences > 0]
+        if not known and model in self._last:
+            known = [self._last[model]]
         return Capacity(
             num_ready=len(ready),
             num_places=max(1, round(_mean([_places(worker, mix) for worker in known], 1.0))),
@@ -197,10 +209,7 @@ class Capacities:
         meter.observe(Work(min(busy_s, max(elapsed_s, 0.1)), *counts), now)
 
     def _expire(self, now: float) -> None:
-        if len(self._workers) >= MAX_WORKERS:
-            self._workers = {
-                key: worker for key, worker in self._workers.items() if now - worker.heard_at <= WORKER_TIMEOUT_S
-            }
+        self._workers = {key: worker for key, worker in self._workers.items() if now - worker.heard_at <= FORGET_S}
 
 
 def _left_s(start_s: float, elapsed_s: float) -> float:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from headrace_router.template_pool import MODEL_PLACES, Probes, render_message
 from headrace_router.templates import TemplateSpec, new_spec
-from headrace_router.tokenizer_files import load_tokenizer, with_special
+from headrace_router.tokenizer_files import ids_of, load_tokenizer, with_special
 from headrace_shared.fleet_messages import ModelCard
 
 Learn = Callable[[TemplateSpec], Awaitable[Probes]]
@@ -39,8 +39,7 @@ class ChatEncoder:
         self._marked.add_tokens([_like(added[text][1], marks[text]) for text in spec.controls])
         self._controls = {self._marked.token_to_id(marks[text]): added[text][0] for text in spec.controls}
         self.is_dynamic = not all(
-            probe is None or plain.encode(probe[0], add_special_tokens=False).ids == self.ids(probe[1].encode())
-            for probe in probes
+            probe is None or ids_of(plain, probe[0], add_special_tokens=False) == self.ids(probe[1]) for probe in probes
         )
 
     def message(
@@ -62,9 +61,9 @@ class ChatEncoder:
             self.spec, messages, known, continues=continues, is_dynamic=self.is_dynamic, max_chars=max_chars
         )
 
-    def ids(self, text: bytes) -> list[int]:
-        """`text`: UTF-8, as rendered."""
-        ids: list[int] = self._marked.encode(text.decode(), add_special_tokens=False).ids
+    def ids(self, text: str) -> list[int]:
+        """`text`: as rendered."""
+        ids = ids_of(self._marked, text, add_special_tokens=False)
         controls = self._controls
         return [controls.get(token, token) for token in ids]
 
@@ -85,7 +84,7 @@ async def load_chat(card: ModelCard, plain: Tokenizer, learn: Learn) -> ChatEnco
 
 def _controls(plain: Tokenizer, texts: Iterable[str], ends: Iterable[str]) -> list[str]:
     added = plain.get_added_tokens_decoder()
-    written = {token for text in texts for token in plain.encode(text, add_special_tokens=False).ids}
+    written = {token for text in texts for token in ids_of(plain, text, add_special_tokens=False)}
     return [
         token.content
         for token_id, token in added.items()

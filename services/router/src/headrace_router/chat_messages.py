@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace_router.json_structure import Structure
 from headrace_router.parsing import parse_inner_json
 from headrace_router.schemas import ChatMessage
 from headrace_shared.errors import InvalidRequest
@@ -10,10 +11,11 @@ from headrace_shared.errors import InvalidRequest
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Raises InvalidRequest naming the field of the message."""
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    arguments = Structure()
+    return [_template_message(message, f"messages[{i}]", arguments) for i, message in enumerate(messages)]
 
 
-def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
+def _template_message(message: ChatMessage, where: str, arguments: Structure) -> dict[str, Any]:
     result: dict[str, Any] = {"role": message.role, "content": _content(message, where)}
     if message.name is not None:
         result["name"] = message.name
@@ -21,7 +23,7 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
         result["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         result["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+            _tool_call(call, f"{where}.tool_calls[{i}]", arguments) for i, call in enumerate(message.tool_calls)
         ]
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     if reasoning is not None:
@@ -30,7 +32,7 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
 
 
 def _content(message: ChatMessage, where: str) -> str:
-    """Text parts are simply joined, in every role."""
+    """Text parts are simply joined, in every role. What the assistant has refused with is text, too."""
     content = message.content
     if isinstance(content, str):
         return content
@@ -40,22 +42,24 @@ def _content(message: ChatMessage, where: str) -> str:
         return ""
     texts = []
     for i, part in enumerate(content):
-        if part.type != "text":
+        is_refusal = part.type == "refusal" and message.role == "assistant"
+        if part.type != "text" and not is_refusal:
             param = f"{where}.content[{i}].type"
             raise InvalidRequest(f"This model takes no content of type '{part.type[:32]}'.", param=param)
-        if part.text is None:
-            param = f"{where}.content[{i}].text"
+        text = part.refusal if is_refusal else part.text
+        if text is None:
+            param = f"{where}.content[{i}].{part.type}"
             raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
-        texts.append(part.text)
+        texts.append(text)
     return "".join(texts)
 
 
-def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, Any], where: str, structure: Structure) -> dict[str, Any]:
     """Templates take the arguments as an object; OpenAI's API has them as JSON text."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"'{where}.function.name' is required.", param=f"{where}.function.name")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        arguments = parse_inner_json(arguments, f"{where}.function.arguments")
+        arguments = parse_inner_json(arguments, f"{where}.function.arguments", structure)
     return {**call, "function": {**function, "arguments": arguments}}

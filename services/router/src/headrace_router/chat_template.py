@@ -22,6 +22,8 @@ from headrace_router.templates import PROBES, TemplateSpec
 from headrace_shared.errors import InvalidRequest, ProtocolError
 
 MAX_PROBLEM_CHARS = 1000
+_SLIPS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""Of a template over an unusual message, such as adding text and a list."""
 
 
 class ChatTemplate:
@@ -117,8 +119,8 @@ class ChatTemplate:
             return template.render({"tools": None, "documents": None, **variables, "messages": messages})
         except jinja2.TemplateError as error:
             raise InvalidRequest(self._readable(error)) from None
-        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
-            # A template's slip over an unusual message, such as adding text and a list.
+        except (*_SLIPS, OSError, ImportError) as error:
+            # The last two: it needs of Python what can no longer be opened.
             raise InvalidRequest(
                 f"The model's chat template cannot handle these messages ({type(error).__name__})."
             ) from None

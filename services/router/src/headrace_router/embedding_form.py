@@ -59,6 +59,14 @@ def embedding_object(form: EmbeddingForm, index: int, parts: Sequence[Delta]) ->
     return EmbeddingObject("embedding", index, _written(packed, form))
 
 
+def floats_of(text: str) -> list[float]:
+    """Of an embedding in base64."""
+    values = array("f", base64.b64decode(text))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
 def _written(packed: bytes, form: EmbeddingForm) -> list[float] | str:
     values = array("f", packed)
     if sys.byteorder == "big":

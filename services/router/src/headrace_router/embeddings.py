@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from headrace_router.embedding_form import EmbeddingForm
 from headrace_router.models import ServedModel
-from headrace_router.parsing import parse_body
 from headrace_router.prompt_size import MAX_INPUTS
 from headrace_router.requests import EncodedPrompt, encode_prompts
 from headrace_router.schemas import CompletionBody, EmbeddingBody
@@ -18,7 +17,8 @@ from headrace_shared.fleet_messages import ModelCard
 
 MAX_DIMENSIONS = 65_536
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""Of a call's embeddings. Until they are read they lie in the broker's memory, with the tokens of all other calls."""
+"""Of a call's embeddings that are computed at a time. Until they are read they lie in the broker's memory, with the
+tokens of all other calls."""
 
 
 class ParsedEmbedding(NamedTuple):
@@ -27,14 +27,13 @@ class ParsedEmbedding(NamedTuple):
     form: EmbeddingForm
 
 
-def parse_embedding(data: bytes) -> ParsedEmbedding:
+def as_completion(body: EmbeddingBody) -> ParsedEmbedding:
     """Raises InvalidRequest."""
-    body = parse_body(EmbeddingBody, data)
     encoding = body.encoding_format or "float"
     dimensions = body.dimensions
     if dimensions is not None and not 1 <= dimensions <= MAX_DIMENSIONS:
         raise InvalidRequest(f"'dimensions' must be 1 to {MAX_DIMENSIONS}.", param="dimensions")
-    completion = CompletionBody(
+    completion = CompletionBody.model_construct(  # all of it is checked: looking at each token id again takes long
         model=body.model,
         prompt=body.input,
         user=body.user,
@@ -44,16 +43,17 @@ def parse_embedding(data: bytes) -> ParsedEmbedding:
         top_k=0,
         repetition_penalty=1.0,
         ignore_eos=True,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        add_special_tokens=body.add_special_tokens,
     )
     return ParsedEmbedding(completion, EmbeddingForm(encoding=encoding, dimensions=dimensions))
 
 
 def validate_embedding(body: CompletionBody, card: ModelCard) -> tuple[list[str] | list[list[int]], ValidParams]:
     """The inputs, as given: texts or token ids. Raises InvalidRequest."""
-    inputs = _inputs(body.prompt)
-    most = max_inputs(card)
-    if not 1 <= len(inputs) <= most:
-        raise InvalidRequest(f"'input' must hold 1 to {most} texts.", param="input")
+    inputs = _inputs(body)
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise InvalidRequest(f"'input' must hold 1 to {MAX_INPUTS} texts.", param="input")
     for item in inputs:
         if not item:
             raise InvalidRequest("'input' must not hold anything empty.", param="input", code="empty_prompt")
@@ -64,7 +64,7 @@ def validate_embedding(body: CompletionBody, card: ModelCard) -> tuple[list[str]
 
 
 def max_inputs(card: ModelCard) -> int:
-    """Of one call."""
+    """That are computed at a time, of one call."""
     num_bytes = 4 * card.hidden_size
     return min(MAX_INPUTS, max(1, MAX_ANSWER_BYTES // num_bytes)) if num_bytes else MAX_INPUTS
 
@@ -79,7 +79,8 @@ def encode_inputs(model: ServedModel, inputs: list[str] | list[list[int]], param
         raise InvalidRequest(error.message.replace("'prompt'", "'input'"), param="input", code=error.code) from None
 
 
-def _inputs(given: Any) -> list[str] | list[list[int]]:
+def _inputs(body: CompletionBody) -> list[str] | list[list[int]]:
+    given: Any = body.prompt
     if isinstance(given, str):
         return [given]
     if given and isinstance(given[0], int):

@@ -4,7 +4,8 @@ Some APIs are translated to chat completions; what is wrong is then found in the
 fields.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from headrace_shared.errors import InvalidRequest
@@ -13,6 +14,15 @@ from headrace_shared.errors import InvalidRequest
 class FieldName(NamedTuple):
     ours: str
     theirs: str
+
+
+@contextmanager
+def in_words_of(names: Sequence[FieldName]) -> Iterator[None]:
+    """Renames what an InvalidRequest of the block complains of."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise renamed(error, names) from error
 
 
 def renamed(error: InvalidRequest, names: Sequence[FieldName]) -> InvalidRequest:

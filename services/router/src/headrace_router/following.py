@@ -4,18 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 
-import structlog
-
-from headrace_router.inflight import InFlightTable, Mailbox
+from headrace_router.inflight import InFlightTable, Mailbox, event_of
 from headrace_router.prompt import Prompt
 from headrace_router.submission import read_events
 from headrace_shared.bus import Bus, Message
-from headrace_shared.codec import decode
-from headrace_shared.errors import InvalidRequest, ProtocolError
+from headrace_shared.errors import InvalidRequest
 from headrace_shared.messages import LogMessage, RequestEnded, TokenFrame
 from headrace_shared.subjects import REQUESTS, tokens_subject
-
-log = structlog.get_logger(__name__)
 
 BATCH_EVENTS = 128
 """A long log does not hold up the streams of others: so many events, then it is their turn."""
@@ -76,12 +71,9 @@ async def _listen(bus: Bus, prompt: Prompt, table: InFlightTable, mailbox: Mailb
         return
 
     def on_message(message: Message) -> None:
-        try:
-            event: LogMessage = decode(message.data, LogMessage)
-        except ProtocolError as error:
-            log.warning("undecodable event", error=str(error))
-            return
-        mailbox.put(event)
+        event = event_of(message)
+        if event is not None:
+            mailbox.put(event)
 
     subscription = await bus.subscribe(tokens_subject(request.router, request.request_id), on_message)
     sources.push_async_callback(subscription.close)

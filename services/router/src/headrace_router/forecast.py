@@ -16,6 +16,9 @@ from headrace_router.queue_order import Flow, Key, Order, order_of
 from headrace_shared.engine_speed import EngineSpeed
 from headrace_shared.fleet_messages import RunningGroup, WaitingGroup
 
+NUM_STEPS = 8
+"""In about so many a group begins: places that become free one after the other are taken together. Ten thousand that
+wait would else take fifty milliseconds."""
 NUM_PHANTOMS = 24
 """Groups of average requests behind the last one that waits."""
 
@@ -69,6 +72,7 @@ class Forecast:
         order: Order,
         points: list[_Point],
         *,
+        num_places: int,
         num_before: list[int],
         token_s: float,
         prompt_token_s: float,
@@ -77,6 +81,7 @@ class Forecast:
     ) -> None:
         self._order = order
         self._points = points
+        self._num_places = num_places
         self._positions = [point.num_requests for point in points]
         self._keys = [entry.key for entry in order.groups]
         self._num_before = num_before
@@ -94,9 +99,11 @@ class Forecast:
 
     @property
     def spacing_s(self) -> float:
-        """Behind what waits the fleet begins a request in so many seconds."""
-        first, last = self._points[-NUM_PHANTOMS], self._points[-1]
-        return max(1e-3, (last.begins_s - first.begins_s) / max(1.0, last.num_requests - first.num_requests))
+        """Behind what waits the fleet begins a request in so many seconds: as long as it takes until each place was
+        taken once more, by the number of places."""
+        last = self._points[-1]
+        before_s = self.begins_s(last.num_requests - self._num_places)
+        return max(1e-3, (last.begins_s - before_s) / self._num_places)
 
     @property
     def num_waiting(self) -> int:
@@ -176,8 +183,9 @@ def make_forecast(
     phantoms = _phantoms(average, places.num_places, num_choices)
     for number, group in enumerate([entry.group for entry in order.groups] + phantoms):
         taken = 0
+        step = max(1, group.num_choices // NUM_STEPS)
         while taken < group.num_choices:
-            free_at, count = places.take(group.num_choices - taken)
+            free_at, count = places.take(min(step, group.num_choices - taken), group.num_choices - taken)
             begins_s = max(free_at, prompts_done_s)
             points.append(_Point(begun + group.num_requests * taken / group.num_choices, begins_s))
             part = count / group.num_choices
@@ -192,6 +200,7 @@ def make_forecast(
     return Forecast(
         order,
         points,
+        num_places=places.num_places,
         num_before=num_before,
         token_s=token_s,
         prompt_token_s=prompt_token_s,
@@ -225,12 +234,18 @@ class _Places:
         self._free += [(at_s, capacity.num_places) for at_s in capacity.coming]
         heapq.heapify(self._free)
 
-    def take(self, most: int) -> tuple[float, int]:
-        """At most so many places: when they are free, and how many."""
-        at_s, count = heapq.heappop(self._free)
-        if count > most:
-            heapq.heappush(self._free, (at_s, count - most))
-        return at_s, min(count, most)
+    def take(self, least: int, most: int) -> tuple[float, int]:
+        """So many places, or all if there are fewer: when they are free, on average, and how many."""
+        taken = 0
+        sum_s = 0.0
+        while taken < least and self._free:
+            at_s, count = heapq.heappop(self._free)
+            if count > most - taken:
+                heapq.heappush(self._free, (at_s, count - (most - taken)))
+                count = most - taken
+            sum_s += at_s * count
+            taken += count
+        return sum_s / taken, taken
 
     def give_back(self, at_s: float, count: int) -> None:
         heapq.heappush(self._free, (at_s, count))
@@ -240,7 +255,8 @@ class _Places:
 
 
 def _phantoms(average: WaitingGroup, num_places: int, num_choices: int) -> list[WaitingGroup]:
-    """The first ones singly, so that a free place is seen as one."""
-    size = max(1, (num_places + num_choices) // (4 * NUM_PHANTOMS))
+    """They take each place twice, of an idle fleet too: what comes behind them finds it as busy as it can be. The first
+    ones singly, so that a free place is seen as one."""
+    size = max(1, -(-max(2 * num_places, (num_places + num_choices) // 4) // (NUM_PHANTOMS - 2)))
     grown = WaitingGroup(0, 0, size, size, average.prompt_tokens * size, average.output_tokens * size)
     return [average] * 2 + [grown] * (NUM_PHANTOMS - 2)

@@ -15,7 +15,7 @@ from headrace_router.forecast import Estimate
 from headrace_router.models import Models, ServedModel
 from headrace_router.overflow import Overflow
 from headrace_router.own_requests import rank_of_call
-from headrace_router.preparation import Parsed, Prepared
+from headrace_router.preparation import Endpoint, Parsed, Prepared
 from headrace_router.promises import DIGEST_BYTES, Promises
 from headrace_router.queue_limits import Depth, Obstacle, QueueLimits, Refusal, judge
 from headrace_router.queue_metrics import QueueMetrics
@@ -79,7 +79,7 @@ class Gate:
         self._seen_at: dict[str, float] = {}
         """When a model last had a worker, or the prospect of one."""
         self._began_at = clock()
-        watch.retry_after_s = lambda model: self._retry_after_s(self._watch.queue(model).spacing_s)
+        watch.retry_after_s = self._retry_after_s
 
     async def admit(self, parsed: Parsed, call: Call, options: CallOptions, *, may_overflow: bool = True) -> Admitted:
         """Raises ModelNotFound or Overloaded."""
@@ -95,8 +95,8 @@ class Gate:
         first_s = None if verdict.estimate is None else verdict.estimate.first_token_s
         is_overflowing = self._overflow.update(name, first_s)
         wants_smaller = options.overflow or call.identity.overflow or bool(parsed.body.overflow)
-        # Another model knows nothing of what an adapter was trained for.
-        may_overflow = may_overflow and model.adapter is None
+        # Another model knows nothing of what an adapter was trained for, and its embeddings lie in another space.
+        may_overflow = may_overflow and model.adapter is None and parsed.endpoint is not Endpoint.EMBEDDING
         if may_overflow and wants_smaller and (is_overflowing or verdict.refusal is not None):
             smaller = self._smaller(parsed, call, options, verdict, is_returning=is_returning)
             if smaller is not None:
@@ -104,8 +104,8 @@ class Gate:
                 return Admitted(smaller, name)
         if verdict.refusal is not None:
             raise self._refused(verdict.refusal, name, parsed, call, digest)
-        if is_returning and self._promises.keep(digest, self._clock()):
-            self._metrics.promise(name, "kept")
+        if is_returning:
+            self._keep(digest, name, "kept")
         return Admitted(model)
 
     def on_tokenized(self, parsed: Parsed, prepared: Prepared) -> None:
@@ -136,12 +136,15 @@ class Gate:
     def _judge(
         self, model: ServedModel, parsed: Parsed, call: Call, options: CallOptions, *, is_returning: bool
     ) -> _Verdict:
-        name, size = model.card.model, parsed.size
+        name, size, context = model.card.model, parsed.size, model.card.context
         identity = call.identity
-        num_tokens = self._watch.num_tokens(name, size)
-        max_tokens = size.max_tokens or max(1, model.card.context - round(num_tokens / size.num_prompts))
+        # Whoever asks for more than the context is to hear just that, and costs nobody more than the context meanwhile.
+        num_tokens = min(self._watch.num_tokens(name, size), size.num_prompts * context)
+        max_tokens = min(size.max_tokens or max(1, context - round(num_tokens / size.num_prompts)), context)
         rank = rank_of_call(identity.lane(options.lane), identity.priority)
-        estimate = self._watch.estimate(name, size, max_tokens, rank, identity.tenant, identity.weight)
+        estimate = self._watch.estimate(
+            name, num_tokens, size.num_choices, max_tokens, rank, identity.tenant, identity.weight
+        )
         queue = self._watch.queue(name)
         answer_tokens = queue.own.lengths.expect(max_tokens).mean * size.num_choices
         refusal = judge(
@@ -153,6 +156,7 @@ class Gate:
             margin=queue.calibration.margin,
             spacing_s=queue.spacing_s,
             is_returning=is_returning,
+            others_bear_s=queue.others_bear_s,
         )
         return _Verdict(estimate, refusal)
 
@@ -179,12 +183,12 @@ class Gate:
         if not self._capacities.num_ready(name, now):
             self._models.miss(name)  # nothing is queued, and yet somebody should start a worker
         digest = digest or _digest(parsed, call)
-        if self._promises.is_due(digest, now) and self._promises.keep(digest, now):
-            self._metrics.promise(name, "broken")
-        wait_s = self._promises.book(
-            digest, max(MIN_RETRY_S, refusal.free_in_s), self._watch.queue(name).spacing_s, now
-        )
-        self._watch.promised(digest, wait_s)
+        self._keep(digest, name, "broken")
+        queue = self._watch.queue(name)
+        if refusal.obstacle is Obstacle.DEADLINE:
+            queue.refused(refusal.borne_s, now)
+        wait_s = self._promises.book(name, digest, max(MIN_RETRY_S, refusal.free_in_s), queue.spacing_s, now)
+        self._watch.promised(name, digest, wait_s)
         self._metrics.refused(name, refusal.obstacle.value)
         statuses = self._settings.statuses
         status = statuses.queue_full if refusal.obstacle is Obstacle.FULL else statuses.overloaded
@@ -192,6 +196,12 @@ class Gate:
         if refusal.expected_s:
             words += f" It is expected in {refusal.expected_s:.0f} s."
         return Overloaded(words, retry_after_s=self._retry_after_s(wait_s), code=refusal.obstacle.value, status=status)
+
+    def _keep(self, digest: bytes, name: str, outcome: str) -> None:
+        """If the caller was told to come now, it has."""
+        if self._promises.keep(digest, self._clock()):
+            self._watch.kept(digest)
+            self._metrics.promise(name, outcome)
 
     def _retry_after_s(self, wait_s: float) -> float:
         """Later than promised at most: who comes too early would be refused again."""
@@ -201,4 +211,4 @@ class Gate:
 def _digest(parsed: Parsed, call: Call) -> bytes:
     """The same for the same body from the same caller."""
     head = f"{call.identity.owner}\0{parsed.endpoint.value}\0".encode()
-    return hashlib.blake2b(parsed.data, key=hashlib.sha256(head).digest(), digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(parsed.given.digest, key=hashlib.sha256(head).digest(), digest_size=DIGEST_BYTES).digest()

@@ -21,15 +21,16 @@ from headrace_router.choices import ChoiceDelta, Usage
 from headrace_router.following import follow
 from headrace_router.inflight import InFlightTable, Mailbox
 from headrace_router.model_queue import Place
+from headrace_router.outcome_errors import error_of
 from headrace_router.positions import Position
 from headrace_router.prompt import Prompt
 from headrace_router.queue_watch import Tracker
-from headrace_router.submission import read_log, submit
+from headrace_router.submission import are_queued, read_log, submit
 from headrace_router.token_log import Verdict, single_tokens, split_frame
-from headrace_router.watchdog import Watchdog
+from headrace_router.watchdog import NEVER, Watchdog
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, Overloaded, RequestError, ServiceFailure
-from headrace_shared.messages import CancelReason, LogMessage, Outcome, RequestEnded, TokenFrame
+from headrace_shared.messages import CancelReason, LogMessage, Outcome, RequestEnded, RequestId, TokenFrame
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +38,8 @@ LOOK_AGAIN_S = 1.0
 """After following began: whether frames reach us from the first one on is not certain in a cluster of brokers."""
 MAX_KNOWN = 256
 """Deltas of a log that are handed out at once: writing them all would hold up the streams of others."""
+MAX_TAKEN = 256
+"""Events of a mailbox that are worked off before others have a turn."""
 MAX_RECONNECT_DELAY_S = 1.0
 """After a reconnect all calls read the log, spread over this time."""
 BUFFER_PER_CHOICE = 256
@@ -67,11 +70,13 @@ class Generation:
         by_token: bool = False,
         tracker: Tracker | None = None,
         trace: CallTrace | None = None,
+        form_param: str = "",
     ) -> None:
         """`leave` is told of each request that is left incomplete; without it that is cancelled. `follows`: the
         requests are in the queue already, or beyond it. `told`: where deltas are to begin anew; those before are given
         too. `counts`: each delta carries the usage. `by_token`: each delta is of one token.
-        `tracker` hears of what is queued here, and may give up what still waits."""
+        `tracker` hears of what is queued here, and may give up what still waits. `form_param`: the field that asks for
+        a form of the answer."""
         self._prompts = prompts
         self._by_id = {prompt.request.request_id: prompt for prompt in prompts}
         self._first_index = {
@@ -86,6 +91,9 @@ class Generation:
         self._now = asyncio.get_running_loop().time
         self._watchdog = Watchdog(self._now(), limits.request_timeout_s, limits.stall_timeout_s)
         self._num_open = num_choices
+        self._has_more = False
+        self._running: set[RequestId] = set()
+        """Of a call with thousands of prompts, those that have begun and are not complete."""
         self._failure: RequestError | None = None
         self._reason = CancelReason.CLIENT
         self._leave = leave or canceller.abort
@@ -95,7 +103,9 @@ class Generation:
         self._by_token = by_token
         self._tracker = tracker
         self._has_heard = False
+        self._is_queued = True
         self._trace = trace
+        self._form_param = form_param
         self._known: list[ChoiceDelta] = []
         self._sources = AsyncExitStack()
 
@@ -178,13 +188,20 @@ class Generation:
         """What has come; empty when the call is complete or the time is up. Raises RequestError when it has failed."""
         until = self._now() + timeout_s
         while True:
+            if self._has_more:  # a reader that finds something each time never gives way
+                await asyncio.sleep(0)
             if self._known:
                 deltas = self._known[:MAX_KNOWN]
                 del self._known[:MAX_KNOWN]
+                self._has_more = True
                 return deltas
-            deltas = self._absorb(self._mailbox.take())
+            messages = self._mailbox.take(MAX_TAKEN)
+            self._has_more = len(messages) == MAX_TAKEN
+            deltas = self._absorb(messages)
             if deltas or self._num_open == 0:
                 return deltas
+            if self._has_more:
+                continue
             now = self._now()
             alarm = min(until, self._watchdog.next_alarm())
             if now < alarm and self._failure is None and not self._mailbox.is_troubled:
@@ -194,13 +211,15 @@ class Generation:
             if now >= self._watchdog.look_at:
                 if deltas := await self._look():
                     return deltas
+            elif self._watchdog.is_stalled(now):
+                if deltas := await self._ask_queue():
+                    return deltas
             elif now >= until:
                 return []
 
     def _absorb(self, messages: Sequence[LogMessage]) -> list[ChoiceDelta]:
         deltas: list[ChoiceDelta] = []
-        if messages:
-            self._watchdog.on_event(self._now())
+        is_alive = False
         for message in messages:
             prompt = self._by_id.get(message.request_id)
             if prompt is None:
@@ -209,24 +228,30 @@ class Generation:
             if not prompt.has_started:
                 self._on_started(prompt)
             if isinstance(message, RequestEnded):
+                is_alive = True
                 self._on_ended(prompt, message)
                 continue
             if not 0 <= message.choice < len(prompt.cursors):
                 log.warning("frame of an unknown choice", request_id=message.request_id, choice=message.choice)
                 continue
             cursor = prompt.cursors[message.choice]
+            # An attempt that was given up may talk on: that is no sign of the one we listen to.
+            is_alive = is_alive or message.attempt >= cursor.attempt
             verdict = cursor.judge(message)
             if verdict is Verdict.NEXT:
                 self._push(prompt, cursor.advance(message), deltas)
             elif verdict is Verdict.GAP:
                 self._on_gap(prompt)
+        if is_alive:
+            self._watchdog.on_event(self._now())
         return deltas
 
     async def _follow(self) -> None:
         async for events in follow(self._bus, self._prompts, self._table, self._mailbox, self._sources):
             self._known += self._absorb(events)
         self._watchdog.look_in(LOOK_AGAIN_S, self._now())
-        self._update_running()
+        for prompt in self._prompts:
+            self._note_running(prompt)
 
     def _push(self, prompt: Prompt, frame: TokenFrame, deltas: list[ChoiceDelta]) -> None:
         if frame.index < 0:
@@ -253,7 +278,7 @@ class Generation:
         if choice.finish is not None:
             self._num_open -= 1
             prompt.cursors[frame.choice].is_finished = True
-            self._update_running()
+            self._note_running(prompt)
             if frame.finish is None and not prompt.has_ended:  # by a stop string: the worker does not know yet
                 self._canceller.stop_choice(prompt.request, frame.choice)
         return ChoiceDelta(
@@ -267,10 +292,14 @@ class Generation:
         prompt.has_started = True
         if self._tracker is not None and not self._follows:
             self._tracker.started(prompt)
-        self._update_running()
+        self._note_running(prompt)
 
-    def _update_running(self) -> None:
-        self._watchdog.is_running = any(prompt.has_started and not prompt.is_complete for prompt in self._prompts)
+    def _note_running(self, prompt: Prompt) -> None:
+        if prompt.has_started and not prompt.is_complete:
+            self._running.add(prompt.request.request_id)
+        else:
+            self._running.discard(prompt.request.request_id)
+        self._watchdog.is_running = bool(self._running)
 
     def _on_ended(self, prompt: Prompt, ended: RequestEnded) -> None:
         prompt.has_ended = True
@@ -279,7 +308,7 @@ class Generation:
         if ended.outcome is Outcome.FINISHED:
             self._on_gap(prompt)
         else:
-            self._failure = _failure_of(ended)
+            self._failure = error_of(ended, self._form_param)
 
     def _on_gap(self, prompt: Prompt) -> None:
         if not prompt.has_gap:
@@ -297,12 +326,27 @@ class Generation:
         if mailbox.may_have_missed:
             mailbox.may_have_missed = False
             self._watchdog.look_in(random.uniform(0.0, MAX_RECONNECT_DELAY_S), now)
-        match self._watchdog.check(now):
-            case "timeout":
-                self._reason = CancelReason.DEADLINE
-                raise ServiceFailure("The request took too long.", code="timeout")
-            case "stalled":
-                raise ServiceFailure("No token came for too long.", code="stalled")
+        if mailbox.has_lost_queue:
+            mailbox.has_lost_queue = self._is_queued = False
+            if not all(prompt.has_started for prompt in self._prompts):
+                raise Overloaded("The broker has lost the request.", retry_after_s=retry_after(1.0), code="unavailable")
+        if self._watchdog.check(now):
+            self._reason = CancelReason.DEADLINE
+            raise ServiceFailure("The request took too long.", code="timeout")
+
+    async def _ask_queue(self) -> list[ChoiceDelta]:
+        """Nothing has come for long. What the queue still holds is somebody's work, or will be, however slow that is:
+        it is taken out only after the request's end. What it does not hold has ended, and if the log says nothing of
+        that, nobody ever will."""
+        running = [self._by_id[request_id] for request_id in self._running]
+        are_held = self._is_queued and await are_queued(self._bus, running)
+        self._watchdog.on_event(self._now())
+        if are_held:
+            return []
+        deltas = await self._look()
+        if not deltas and self._failure is None and self._watchdog.look_at == NEVER:
+            self._failure = ServiceFailure("No token came for too long.", code="stalled")
+        return deltas
 
     async def _look(self) -> list[ChoiceDelta]:
         """Looks for missing tokens in the log."""
@@ -332,7 +376,8 @@ class Generation:
             is_whole = is_whole and (cursor.is_finished or not beyond)
         if deltas or ended is not None:
             self._has_heard = True
-            self._on_started(prompt)
+            if not prompt.has_started:
+                self._on_started(prompt)
         if deltas:
             self._watchdog.on_event(self._now())
         prompt.has_gap = not is_whole
@@ -350,15 +395,3 @@ class Generation:
             if prompt.may_be_queued and not prompt.is_complete and not prompt.has_ended:
                 self._leave(QueuedRequest(prompt.request, prompt.stream_sequence, prompt.has_started), self._reason)
         await self._sources.aclose()
-
-
-def _failure_of(ended: RequestEnded) -> RequestError:
-    message = ended.message or "The request could not be completed."
-    match ended.outcome:
-        case Outcome.SHED:
-            return Overloaded(message, retry_after_s=retry_after(2.0), code=ended.code or "overloaded")
-        case Outcome.EXPIRED:
-            return ServiceFailure(message, code=ended.code or "timeout")
-        case Outcome.CANCELLED:
-            return ServiceFailure(ended.message or "The request was cancelled.", code=ended.code or "cancelled")
-    return ServiceFailure(message, code=ended.code or "internal_error")

@@ -1,27 +1,29 @@
 """Clients' schemas and grammars, checked before their requests are queued, in a process that may be killed for it."""
 
 import asyncio
-import contextlib
 import hashlib
-import sys
 import time
 from collections import OrderedDict
+from functools import lru_cache
 
 import structlog
 
-from headrace_router.grammar_process import LENGTH, Check, Verdict
+from headrace_router.grammar_process import CHECK_CPU_S, MAX_MEMORY_BYTES, MAX_MODELS, Check, Verdict, encode_check
+from headrace_router.helper import Helper, HelperGone, NoHelper
 from headrace_router.structured_output import OutputForm
 from headrace_shared import codec
-from headrace_shared.child_environment import child_environment
 from headrace_shared.errors import InvalidRequest, Overloaded, ProtocolError
 from headrace_shared.fleet_messages import ModelCard
 
 log = structlog.get_logger(__name__)
 
-CHECK_S = 1.0
-"""A form that takes longer to compile is too complex."""
-START_S = 20.0
-"""For the process to start and to read a tokenizer."""
+PATIENCE_S = 20.0
+"""By the clock, for a machine that is busy with what goes before it; the process itself ends after much less of the
+processor's time."""
+START_S = 60.0
+"""By the clock, for the process to start and to read a tokenizer, which takes some seconds at most."""
+MAX_GROWTH_BYTES = 256 << 20
+"""Of the process' address space, for compiling one form."""
 MAX_WAITING = 32
 MAX_WAITING_OF_ONE = 8
 """Of one caller, so that whoever sends what takes long leaves room for others."""
@@ -29,20 +31,20 @@ DOUBT_S = 60.0
 """A form that was too complex is not tried again for so long."""
 MAX_KNOWN = 128
 """Verdicts that are remembered: of at most 64 KiB each."""
+MAX_UNUSABLE = 64
 MAX_REPLY_BYTES = 1 << 20
-
-
-class _Gone(Exception):
-    """The process has ended."""
 
 
 class GrammarChecks:
     """One process, started when it is first needed, and again after a form has cost it its life."""
 
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._helper: Helper | None = None
         self._models: set[str] = set()
         """Keys of models that the process knows."""
+        self._unusable: OrderedDict[str, str] = OrderedDict()
+        """Keys of models whose tokenizers cannot be used, with the reason. To find out takes everybody's time."""
         self._turn = asyncio.Lock()
         self._known: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
         """With the time when it was found."""
@@ -99,66 +101,67 @@ class GrammarChecks:
     async def _judge(self, key: str, card: ModelCard, form: OutputForm) -> Verdict:
         try:
             await self._introduce(key, card)
-        except (TimeoutError, _Gone) as error:
+        except (TimeoutError, HelperGone) as error:
             await self._stop()
             log.error("grammars cannot be checked", error=type(error).__name__)
             raise Overloaded("Schemas and grammars cannot be compiled now.", retry_after_s=5.0) from None
         request = Check(key=key, card=None, kind=form.kind, text=form.text)
+        assert self._helper is not None
+        self._helper.limit_growth(MAX_GROWTH_BYTES)
         try:
-            async with asyncio.timeout(CHECK_S):
-                verdict = await self._ask(request)
+            verdict = await self._ask(request, self._patience_s)
             if not verdict.is_final:
                 self._models.discard(key)  # the process has room for a few models only, and had to forget this one
                 raise Overloaded("Schemas and grammars of many models are in use.", retry_after_s=1.0)
             return verdict
-        except (TimeoutError, _Gone):
+        except (TimeoutError, NoHelper):
+            await self._stop()
+            raise Overloaded("Schemas and grammars cannot be compiled now.", retry_after_s=5.0) from None
+        except HelperGone:
             log.info("a grammar was too complex", kind=form.kind, num_bytes=len(form.text))
             await self._stop()
-            # Perhaps only because the machine is busy: whoever asks later may be luckier.
-            problem = f"it takes more than {CHECK_S:.0f} s, or too much memory, to compile."
+            # What the process had kept of others' counts, too: whoever asks later may be luckier.
+            problem = f"it takes more than {CHECK_CPU_S:.0f} s, or too much memory, to compile."
             return Verdict(grammar="", problem=problem, is_final=False)
 
     async def _introduce(self, key: str, card: ModelCard) -> None:
-        """Starts the process if there is none, and tells it of the model."""
-        if self._process is None or self._process.returncode is not None:
+        """Starts the process if there is none, and tells it of the model. Raises InvalidRequest, HelperGone or
+        TimeoutError."""
+        if key in self._unusable:
+            raise _unusable(self._unusable[key])
+        if self._helper is None or not self._helper.is_alive:
             self._models.clear()
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "headrace_router.grammar_process",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=MAX_REPLY_BYTES,
-                env=child_environment(),
-            )
+            self._helper = await Helper.start("headrace_router.grammar_process", max_reply_bytes=MAX_REPLY_BYTES)
+        elif key not in self._models:
+            self._helper.limit_growth(MAX_MEMORY_BYTES)
         if key not in self._models:
-            async with asyncio.timeout(START_S):
-                verdict = await self._ask(Check(key=key, card=card, kind=None, text=""))
+            verdict = await self._ask(Check(key=key, card=card, kind=None, text=""), START_S)
             if verdict.problem:
-                raise InvalidRequest(f"Structured output is not possible with this model: {verdict.problem}")
+                self._unusable[key] = verdict.problem
+                if len(self._unusable) > MAX_UNUSABLE:
+                    self._unusable.popitem(last=False)
+                raise _unusable(verdict.problem)
             self._models.add(key)
 
-    async def _ask(self, request: Check) -> Verdict:
-        """Raises _Gone."""
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        data = codec.encode(request)
+    async def _ask(self, request: Check, timeout_s: float) -> Verdict:
+        """Raises HelperGone or TimeoutError."""
+        assert self._helper is not None
         try:
-            process.stdin.write(LENGTH.pack(len(data)) + data)
-            await process.stdin.drain()
-            length = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))[0]
-            return codec.decode(await process.stdout.readexactly(length), Verdict)
-        except (OSError, asyncio.IncompleteReadError, ProtocolError) as error:
-            raise _Gone from error
+            return codec.decode(await self._helper.ask(encode_check(request), timeout_s), Verdict)
+        except ProtocolError as error:
+            raise HelperGone from error
 
     async def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            await helper.kill()
 
 
+def _unusable(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"Structured output is not possible with this model: {problem}")
+
+
+@lru_cache(MAX_MODELS)  # tokenizers have ten megabytes, and each call with a form asks
 def _key(card: ModelCard) -> str:
     facts = f"{card.model}\0{card.vocab_size}\0{card.eos_token_ids}\0{card.created}"
     return hashlib.sha256(facts.encode() + card.tokenizer).hexdigest()

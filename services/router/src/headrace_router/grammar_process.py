@@ -3,38 +3,40 @@ process with it, and nothing else.
 
     python -m headrace_router.grammar_process
 
-Reads requests from standard input and writes replies to standard output, in turn, each behind its length.
+A message is a `Check`, its reply a `Verdict`. The compiler is native code, and tokenizers come from workers: nothing in
+here can open a file or a connection, or start a program.
 """
 
-import resource
+import os
 import signal
-import struct
 import sys
 import threading
 import time
 from collections import OrderedDict
 from typing import BinaryIO
 
+import msgspec
 from llguidance import LLMatcher, grammar_from
 from msgspec import Struct
 
+from headrace_router.helper_process import confine, serve, shut_in
 from headrace_router.structured_output import FormKind
 from headrace_shared import codec
-from headrace_shared.errors import ProtocolError
 from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.grammars import CHECKING_STACK_BYTES, MAX_GRAMMAR_BYTES, GrammarError, Grammars
-from headrace_shared.tether import end_with_parent
 
 MAX_MEMORY_BYTES = 1 << 30
 """Of address space: for tokenizers and the grammars that are kept."""
-MAX_GROWTH_BYTES = 256 << 20
-"""For compiling one grammar."""
+CHECK_CPU_S = 1.0
+"""Of the process' own time: a form that takes longer to compile is too complex, however busy the machine is."""
+NICENESS = 10
+"""What compiles for a second is seldom anybody's wish: on a machine that computes answers, too, it takes a tenth of a
+core from them instead of half of one."""
 MAX_MODELS = 8
 MAX_ERROR_CHARS = 500
 TRIAL_TOKENS = 16
 TRIAL_S = 0.2
-"""A grammar that has stood so much of a trial is not held up any longer."""
-LENGTH = struct.Struct("<I")
+"""Of processor time. A grammar that has stood so much of a trial is not held up any longer."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 """Between the tokens of JSON: small models would not find an end to it."""
 
@@ -58,9 +60,25 @@ class Verdict(Struct, frozen=True, tag=True, kw_only=True):
     """False: another attempt may end otherwise."""
 
 
+def encode_check(check: Check) -> bytes:
+    """Not as other messages: tokenizers may have more bytes than any of those."""
+    return msgspec.msgpack.encode(check)
+
+
+_decode = msgspec.msgpack.Decoder(Check).decode
+
+
 class Checker:
     def __init__(self) -> None:
         self._models: OrderedDict[str, Grammars] = OrderedDict()
+
+    def answer(self, message: bytes) -> bytes:
+        """The kernel ends the process if it takes too long."""
+        request = _decode(message)
+        signal.setitimer(signal.ITIMER_PROF, CHECK_CPU_S if request.kind is not None else 0)
+        reply = codec.encode(self.check(request))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return reply
 
     def check(self, request: Check) -> Verdict:
         if request.card is not None:
@@ -70,14 +88,6 @@ class Checker:
         grammars = self._models.get(request.key)
         if grammars is None:
             return Verdict(grammar="", problem="the model is not known", is_final=False)
-        if request.kind is not None:
-            limit_memory(min(_address_space_bytes() + MAX_GROWTH_BYTES, MAX_MEMORY_BYTES))
-        try:
-            return self._compile(request, grammars)
-        finally:
-            limit_memory(MAX_MEMORY_BYTES)
-
-    def _compile(self, request: Check, grammars: Grammars) -> Verdict:
         try:
             if request.kind is None:
                 grammars.compile(grammar_from("choice", '["a"]'))
@@ -88,7 +98,7 @@ class Checker:
             return Verdict(grammar="", problem=_first_lines(str(error)))
         # Which token may be next is known only after a look at the whole vocabulary, with limits of its own; and nested
         # repetitions grow with each token. Two ways into the grammar: along the lowest and along the highest ids.
-        give_up_at = time.monotonic() + TRIAL_S
+        give_up_at = time.thread_time() + TRIAL_S
         for goes_low in (True, False):
             walk(matcher, grammars.eos_token_ids, give_up_at, goes_low=goes_low)
             if matcher.is_error():
@@ -104,7 +114,7 @@ def walk(matcher: LLMatcher, eos_token_ids: tuple[int, ...], give_up_at: float, 
         allowed = int.from_bytes(matcher.compute_bitmask(), "little")
         for token in eos_token_ids:
             allowed &= ~(1 << token)
-        if matcher.is_error() or not allowed or time.monotonic() >= give_up_at:
+        if matcher.is_error() or not allowed or time.thread_time() >= give_up_at:
             return
         matcher.consume_token(((allowed & -allowed) if goes_low else allowed).bit_length() - 1)
         if matcher.is_error() or matcher.is_stopped():
@@ -123,43 +133,21 @@ def grammar_of(kind: FormKind, text: str) -> str:
 
 
 def _first_lines(problem: str) -> str:
-    return problem.strip()[:MAX_ERROR_CHARS] or "it cannot be used"
+    # The mark says that the library could tell more to whoever has its source.
+    return problem.replace("<non-verbose/>", "").strip()[:MAX_ERROR_CHARS] or "it cannot be used"
 
 
-def limit_memory(num_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, MAX_MEMORY_BYTES))
-
-
-def _address_space_bytes() -> int:
-    """That this process has; the most it may have where nobody tells."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return MAX_MEMORY_BYTES
-
-
-def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Until the requests end."""
-    checker = Checker()
-    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
-        data = requests.read(LENGTH.unpack(head)[0])
-        try:
-            verdict = checker.check(codec.decode(data, Check))
-        except ProtocolError:
-            return  # cut off in the middle
-        reply = codec.encode(verdict)
-        replies.write(LENGTH.pack(len(reply)) + reply)
-        replies.flush()
+def work(requests: BinaryIO, replies: BinaryIO) -> None:
+    """In a thread that is there already: no other can be started then."""
+    shut_in()
+    serve(Checker().answer, requests, replies)
 
 
 def main() -> None:
-    end_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the router, which ends this one
-    limit_memory(MAX_MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confine(MAX_MEMORY_BYTES)
+    os.nice(NICENESS)
     threading.stack_size(CHECKING_STACK_BYTES)
-    thread = threading.Thread(target=serve, args=(sys.stdin.buffer, sys.stdout.buffer))
+    thread = threading.Thread(target=work, args=(sys.stdin.buffer, sys.stdout.buffer))
     thread.start()
     thread.join()
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace_router.bodies import shown_request_id
 from headrace_router.call import new_request_id
 from headrace_router.metrics import RouterMetrics
-from headrace_shared.telemetry import parse_trace
+from headrace_shared.trace_context import parse_trace
 from headrace_shared.tracing import Span, Tracing, Value
 
 SPAN = "headrace.span"

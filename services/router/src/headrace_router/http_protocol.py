@@ -22,6 +22,7 @@ from headrace_router.request_head import (
     Refusal,
     refusal_of,
 )
+from headrace_router.unchunked import unchunked
 
 HEAD_TIMEOUT_S = 15.0
 LINGER_S = 10.0
@@ -33,7 +34,7 @@ MAX_IGNORED_BYTES = 1 << 20
 MAX_PIPELINED = 8
 """Requests of a connection that wait for the one before; with more of them nothing is read, not even the client's end.
 """
-MAX_SMALL_CHUNKS = 20_000
+MAX_SMALL_CHUNKS = 2048
 MIN_CHUNK_BYTES = 64
 """On average, of a body's further chunks: each costs as much to parse as a kilobyte."""
 
@@ -151,7 +152,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _unsupported_upgrade_warning(self) -> None:
         return  # it has been refused; a line in the log for each would be another way to flood us

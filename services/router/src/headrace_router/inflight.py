@@ -31,12 +31,14 @@ class Mailbox:
         """The reader was too slow, and something was dropped."""
         self.may_have_missed = False
         """The connection was down for a while. The reader sets it back."""
+        self.has_lost_queue = False
+        """The broker has another queue than before. The reader sets it back."""
         self.failure: RequestError | None = None
         """The reader is to end with this."""
 
     @property
     def is_troubled(self) -> bool:
-        return self.has_overflowed or self.may_have_missed or self.failure is not None
+        return self.has_overflowed or self.may_have_missed or self.has_lost_queue or self.failure is not None
 
     def put(self, message: LogMessage) -> None:
         if len(self._messages) >= self._capacity:
@@ -49,15 +51,17 @@ class Mailbox:
         self.may_have_missed = True
         self._wake()
 
+    def lose_queue(self) -> None:
+        self.has_lost_queue = True
+        self._wake()
+
     def fail(self, failure: RequestError) -> None:
         self.failure = failure
         self._wake()
 
-    def take(self) -> list[LogMessage]:
-        """All that has come."""
-        messages = list(self._messages)
-        self._messages.clear()
-        return messages
+    def take(self, most: int) -> list[LogMessage]:
+        """What has come, the earliest so many."""
+        return [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
 
     def holds(self, request: RequestId) -> bool:
         """Whether an event of this request has come and not been taken."""
@@ -133,11 +137,14 @@ class InFlightTable:
         for mailbox in self._all():
             mailbox.fail(failure)
 
+    def on_queue_lost(self) -> None:
+        """What was queued is there no more."""
+        for mailbox in self._all():
+            mailbox.lose_queue()
+
     def _on_message(self, message: Message) -> None:
-        try:
-            event: LogMessage = decode(message.data, LogMessage)
-        except ProtocolError as error:
-            log.warning("undecodable event", error=str(error))
+        event = event_of(message)
+        if event is None:
             return
         for mailbox in self._mailboxes.get(event.request_id, ()):  # none: a late event of a request that is over
             mailbox.put(event)
@@ -148,3 +155,13 @@ class InFlightTable:
 
     def _all(self) -> set[Mailbox]:
         return {mailbox for mailboxes in self._mailboxes.values() for mailbox in mailboxes}
+
+
+def event_of(message: Message) -> LogMessage | None:
+    """None for what is none, which is logged."""
+    try:
+        event: LogMessage = decode(message.data, LogMessage)
+    except ProtocolError as error:
+        log.warning("undecodable event", error=str(error))
+        return None
+    return event

@@ -28,16 +28,17 @@ class KeyTable:
         await bus.watch(KEYS.name, self.on_change)
 
     def on_change(self, entry: Entry | None, key: str) -> None:
-        """Of the bucket KEYS. Without an entry the key is revoked."""
-        self._keys.pop(key, None)
+        """Of the bucket KEYS. Without an entry the key is revoked. What is no key, no operator has written: a key that
+        was known stays."""
         if entry is None:
+            self._keys.pop(key, None)
             return
         try:
             record = decode(entry.value, ApiKey)
         except ProtocolError as error:
-            log.error("undecodable API key: it is refused", key_id=key, error=str(error))
+            log.error("undecodable API key is ignored", key_id=key, is_known=key in self._keys, error=str(error))
             return
-        if record.key_id == key and len(self._keys) < MAX_KEYS:
+        if record.key_id == key and (key in self._keys or len(self._keys) < MAX_KEYS):
             self._keys[key] = record
 
     def has(self, key_id: str) -> bool:

@@ -30,7 +30,7 @@ class LogprobsWanted(NamedTuple):
 def chat_logprobs(body: ChatBody, card: ModelCard) -> LogprobsWanted:
     if body.top_logprobs is not None:
         _check_number("top_logprobs", body.top_logprobs)
-        if not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     named = named_tokens(body, card, has_logprobs=bool(body.logprobs))
     of_output = (body.top_logprobs or 0) if body.logprobs else None

@@ -1,5 +1,7 @@
 """What the router counts. Label values come from known models and our own codes only."""
 
+import re
+
 from headrace_router import instruments
 from headrace_router.choices import Usage
 from headrace_router.dashboard.journal import Journal
@@ -8,16 +10,21 @@ from headrace_shared.aliases import ENGINE
 from headrace_shared.telemetry import Metrics
 from headrace_shared.tracing import PROVIDER
 
+MAX_CODES = 200
+"""Errors may come over the bus: beyond so many codes, or if it looks like none of ours, a code is `other`."""
+OTHER = "other"
 UNKNOWN = "unknown"
 """The model of a call that names none that is known."""
 _VLLM_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "timeout": "abort", "error": "error"}
 """Calls that were rejected, or go on elsewhere, vLLM would not have counted."""
 _MODEL = "gen_ai_request_model"
+_CODE = re.compile(r"[a-z0-9_]{0,64}")
 
 
 class RouterMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._registry = metrics
+        self._codes: set[str] = set()
         self.journal = Journal()
         self._requests = metrics.counter(telemetry.REQUESTS)
         self._calls = metrics.counter(instruments.CALLS)
@@ -48,7 +55,7 @@ class RouterMetrics:
         metrics.alias("vllm:generation_tokens_total", telemetry.OUTPUT_TOKENS)
 
     def refused(self, code: str) -> None:
-        self._refused.labels(code).inc()
+        self._refused.labels(self._known(code)).inc()
 
     def client_gone(self) -> None:
         self._clients_gone.inc()
@@ -68,7 +75,7 @@ class RouterMetrics:
 
     def ended(self, model: str, outcome: str, usage: Usage) -> None:
         self._in_flight.dec()
-        self._requests.labels(model, outcome).inc()
+        self._requests.labels(model, self._known(outcome)).inc()
         self._prompt_tokens.labels(model).inc(usage.prompt_tokens)
         self._cached_tokens.labels(model).inc(usage.cached_tokens)
         self._output_tokens.labels(model).inc(usage.completion_tokens)
@@ -91,11 +98,18 @@ class RouterMetrics:
     ) -> None:
         """`first_token_s`: from arrival to the first token; None if there was none."""
         labels = (operation, PROVIDER, model, model)
-        self._duration.labels(*labels, error).observe(seconds)
+        self._duration.labels(*labels, self._known(error)).observe(seconds)
         self._prompt_length.labels(model, ENGINE).observe(usage.prompt_tokens)
         self._output_length.labels(model, ENGINE).observe(usage.completion_tokens)
         if first_token_s is not None and usage.completion_tokens > 1:
             self._per_token.labels(*labels).observe((seconds - first_token_s) / (usage.completion_tokens - 1))
+
+    def _known(self, code: str) -> str:
+        if code not in self._codes:
+            if len(self._codes) >= MAX_CODES or _CODE.fullmatch(code) is None:
+                return OTHER
+            self._codes.add(code)
+        return code
 
     def render(self) -> bytes:
         return self._registry.render()

@@ -27,7 +27,9 @@ def parse_overflow(pairs: Sequence[str]) -> dict[str, str]:
 class Overflow:
     def __init__(self, smaller: Mapping[str, str], above_s: float, below_s: float) -> None:
         """Begins when the first token is expected later than `above_s`, and lasts until it is expected before
-        `below_s`: no switching to and fro at one threshold."""
+        `below_s`: no switching to and fro at one threshold. Raises ConfigError."""
+        if smaller and below_s > above_s:
+            raise ConfigError("overflow_below_s", f"{below_s:g} exceeds overflow_above_s, which is {above_s:g}")
         self._smaller = smaller
         self._above_s = above_s
         self._below_s = below_s

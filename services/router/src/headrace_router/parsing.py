@@ -7,14 +7,21 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from headrace_router.json_structure import check_structure
+from headrace_router.json_structure import Structure, check_numbers, check_structure
+from headrace_router.number_lists import without_numbers
+from headrace_router.parsed_size import parsed_size
+from headrace_router.schemas import CompletionBody, DetokenizeBody, EmbeddingBody
 from headrace_router.templates import RESERVED_NAMES
 from headrace_shared.errors import InvalidRequest
 
 T = TypeVar("T", bound=BaseModel)
 
 MAX_INNER_DEPTH = 128
+MAX_PARSED_BYTES = 24 << 20
+"""Of memory: several large bodies are kept until their prompts are tokens."""
 
+_NUMBERS: dict[type[BaseModel], str] = {CompletionBody: "prompt", EmbeddingBody: "input", DetokenizeBody: "tokens"}
+"""Fields that may be long lists of token ids."""
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _UNION_TAGS = {"str", "int", "float", "bool", "list", "dict", "none"}
 
@@ -22,17 +29,27 @@ _UNION_TAGS = {"str", "int", "float", "bool", "list", "dict", "none"}
 def parse_body(kind: type[T], body: bytes) -> T:
     """Raises InvalidRequest for anything that is no JSON object of this kind."""
     check_structure(body)
-    try:
-        parsed = kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _explain(error) from None
-    _refuse_templates(parsed)
-    return parsed
+    return _parse(kind, body)
 
 
-def parse_inner_json(text: str, param: str) -> Any:
-    """JSON in a string of a body, such as a function's arguments. Raises InvalidRequest."""
-    check_structure(text.encode(errors="replace"))
+def parse_long_body(kind: type[T], body: bytes) -> tuple[T, int]:
+    """The same for one of megabytes, and how much memory it takes: for a thread, and with pauses for others."""
+    check_structure(body)
+    field = _NUMBERS.get(kind)
+    rest, numbers = (body, None) if field is None else without_numbers(body, field)
+    parsed = _parse(kind, rest)
+    if field is not None and numbers is not None:
+        setattr(parsed, field, numbers)
+    num_bytes = parsed_size(parsed)
+    if num_bytes > MAX_PARSED_BYTES:
+        raise InvalidRequest("The request body takes too much memory.", code="payload_too_large")
+    return parsed, num_bytes
+
+
+def parse_inner_json(text: str, param: str, structure: Structure) -> Any:
+    """JSON in a string of a body, such as a function's arguments. `structure`: of all of the call. Raises
+    InvalidRequest."""
+    structure.add(text.encode(errors="replace"))
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -40,6 +57,16 @@ def parse_inner_json(text: str, param: str) -> Any:
     if _is_deeper(value, MAX_INNER_DEPTH):
         raise InvalidRequest(f"'{param}' is nested too deeply.", param=param, code="invalid_json")
     return value
+
+
+def _parse(kind: type[T], body: bytes) -> T:
+    try:
+        parsed = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _explain(error) from None
+    check_numbers(body)
+    _refuse_templates(parsed)
+    return parsed
 
 
 def _is_deeper(value: Any, depth: int) -> bool:

@@ -3,7 +3,7 @@
 Values are not checked yet: what is out of range counts as what the check would let pass at most.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace_router.schemas import ChatBody, CompletionBody, TextPart
 
@@ -11,6 +11,8 @@ MAX_CHOICES = 256
 """No call that is answered with text has more sequences."""
 MAX_INPUTS = 2048
 """Nor one for embeddings."""
+MAX_TOKENS = 1 << 31
+"""Of any answer."""
 
 
 class PromptSize(NamedTuple):
@@ -36,15 +38,14 @@ def size_of(body: ChatBody | CompletionBody) -> PromptSize:
         num_chars += sum(len(tool.model_dump_json()) for tool in body.tools or ())
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         return PromptSize(1, num_chars, 0, num_choices, _at_least_one(wanted))
-    prompts = body.prompt
-    texts: list[str] = [prompts] if isinstance(prompts, str) else [text for text in prompts if isinstance(text, str)]
-    rows: list[list[int]] = [row for row in prompts if isinstance(row, list)] if not isinstance(prompts, str) else []
-    num_single = sum(isinstance(item, int) for item in prompts) if not isinstance(prompts, str) else 0
-    num_prompts = max(1, len(texts) + len(rows))
+    given = body.prompt
+    # A list of ids is one prompt. All of them are ids then: looking at each would take longer than parsing them did.
+    prompts: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    num_prompts = max(1, len(prompts))
     return PromptSize(
         num_prompts,
-        sum(map(len, texts)),
-        sum(map(len, rows)) + num_single,
+        sum(len(prompt) for prompt in prompts if isinstance(prompt, str)),
+        sum(len(prompt) for prompt in prompts if isinstance(prompt, list)),
         min(max(MAX_CHOICES, min(MAX_INPUTS, num_prompts)), num_prompts * num_choices),
         _at_least_one(body.max_tokens),
     )
@@ -57,4 +58,4 @@ def _num_chars(content: str | list[TextPart] | None) -> int:
 
 
 def _at_least_one(wanted: int | None) -> int | None:
-    return None if wanted is None else max(1, wanted)
+    return None if wanted is None else min(MAX_TOKENS, max(1, wanted))

@@ -1,12 +1,15 @@
 """Whether one more request may join the queue. Pure."""
 
 from enum import Enum
+from math import inf
 from typing import NamedTuple
 
 from headrace_router.forecast import Estimate
 
 FRESH_SHARE = 0.8
 """The rest of each limit is for clients that were refused and come back when they were told to."""
+LEAST_SHARE = 0.5
+"""A call that comes for the first time may make the queue at least so long as a share of what it bears itself."""
 QUEUED_S = 0.25
 """Who waits less does not queue: whatever its deadline, the queue is not what it would miss it for."""
 
@@ -38,6 +41,8 @@ class Refusal(NamedTuple):
     """Time to the first token, or to the last where that is the obstacle; 0 if not known."""
     free_in_s: float
     """Until the obstacle is gone, if what waits is served and nothing comes."""
+    borne_s: float = inf
+    """The longest wait that its deadline allows, where that is the obstacle."""
 
 
 def judge(
@@ -50,9 +55,12 @@ def judge(
     margin: float,
     spacing_s: float,
     is_returning: bool,
+    others_bear_s: float = inf,
 ) -> Refusal | None:
     """None: it may come in. `wanted` by this call; `left_s` until its deadline; `margin`: an expected time times
-    this is seldom exceeded; `spacing_s`: the fleet begins a request in so many seconds."""
+    this is seldom exceeded; `spacing_s`: the fleet begins a request in so many seconds; `others_bear_s`: the longest
+    wait that most of those can bear who were told to come back. Were the queue as long as those like it who bear the
+    most, they would come in vain."""
     share = 1.0 if is_returning else FRESH_SHARE
     num_over = depth.num_requests + wanted.num_requests - max(1.0, share * limits.max_requests)
     num_tokens_over = depth.num_tokens + wanted.num_tokens - share * limits.max_tokens
@@ -67,7 +75,9 @@ def judge(
         return Refusal(Obstacle.WAIT, estimate.first_token_s, over_s)
     # What is allowed to wait is what the answer itself leaves; all of it may turn out longer than expected.
     answer_s = estimate.long_total_s - estimate.first_token_s
-    over_s = estimate.first_token_s * margin - share * max(0.0, left_s - answer_s * margin)
+    borne_s = max(0.0, left_s - answer_s * margin)
+    allowed_s = borne_s if is_returning else share * min(borne_s, max(others_bear_s, LEAST_SHARE * borne_s))
+    over_s = estimate.first_token_s * margin - allowed_s
     if over_s > 0.0:
-        return Refusal(Obstacle.DEADLINE, estimate.long_total_s, over_s / margin)
+        return Refusal(Obstacle.DEADLINE, estimate.long_total_s, over_s / margin, borne_s)
     return None

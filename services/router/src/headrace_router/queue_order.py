@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from headrace_shared.fleet_messages import WaitingGroup
 
+LEAST_WEIGHT = 1e-6
+
 Key = tuple[int, float, int]
 """Rank, virtual time at the end of the group, last stream sequence."""
 Flow = tuple[int, str]
@@ -30,7 +32,7 @@ class Order(NamedTuple):
 
     def key_of_newcomer(self, rank: int, flow: str, weight: float, num_tokens: float) -> Key:
         """Behind all of its flow that waits now."""
-        return rank, self.tails.get((rank, flow), 0.0) + num_tokens / weight, NEWEST
+        return rank, self.tails.get((rank, flow), 0.0) + num_tokens / max(weight, LEAST_WEIGHT), NEWEST
 
 
 NEWEST = 1 << 62
@@ -46,7 +48,7 @@ def order_of(groups: Sequence[WaitingGroup]) -> Order:
     for flow, members in by_flow.items():
         virtual = 0.0
         for owner, group in sorted(members, key=_by_sequence):
-            virtual += (group.prompt_tokens + group.output_tokens) / max(group.weight, 1e-6)
+            virtual += (group.prompt_tokens + group.output_tokens) / max(group.weight, LEAST_WEIGHT)
             ordered.append(Ordered((group.rank, virtual, group.last_sequence), group, owner))
         tails[flow] = virtual
     ordered.sort(key=lambda entry: entry.key)

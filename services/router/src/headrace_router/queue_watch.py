@@ -8,11 +8,13 @@ from typing import Protocol
 
 import structlog
 
+from headrace_router.arrivals import Arrivals
 from headrace_router.capacities import Capacities
 from headrace_router.forecast import Estimate
 from headrace_router.model_queue import ModelQueue, Observed, Place
 from headrace_router.own_requests import Shed
-from headrace_router.promises import Promises, pack, unpack
+from headrace_router.peer_loads import is_plausible
+from headrace_router.promises import Promises, pack, pack_kept, unpack, unpack_kept
 from headrace_router.prompt import Prompt
 from headrace_router.prompt_size import PromptSize
 from headrace_shared import telemetry
@@ -20,7 +22,8 @@ from headrace_shared.backlog import lane_depths
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, Overloaded, ProtocolError
-from headrace_shared.fleet_messages import RouterLoad, Telemetry
+from headrace_shared.figures import read_figures
+from headrace_shared.fleet_messages import RouterLoad
 from headrace_shared.messages import Request, RouterId
 from headrace_shared.subjects import ALL_LOADS, loads_subject, telemetry_subject
 
@@ -71,27 +74,40 @@ class QueueWatch:
         self._promises = promises
         self._on_observed = on_observed
         self._clock = clock
+        self._arrivals = Arrivals()
         self._queues: dict[str, ModelQueue] = {}
         self._tokens_per_char: dict[str, float] = {}
-        self._new_promises: list[bytes] = []
+        self._new_promises: dict[str, list[bytes]] = {}
+        self._kept_promises: list[bytes] = []
         self._has_told: set[str] = set()
-        self.retry_after_s: Callable[[str], float] = lambda model: 5.0
-        """What a client is told whose request is given up in the queue."""
+        self._num_own_told = 0
+        self.retry_after_s: Callable[[float], float] = lambda wait_s: 5.0
+        """What a client is told whose request is given up in the queue, where a later one would be in time then."""
 
     async def open(self) -> None:
         """Raises BusError."""
         for service in ("worker", "autoscaler"):
             await self._bus.subscribe(telemetry_subject(service, "*"), self._on_telemetry)
         await self._bus.subscribe(ALL_LOADS, self._on_load)
-        self._bus.on_reconnect(lambda: self._capacities.on_reconnect(self._clock()))
+        self._bus.on_reconnect(self._on_reconnect)
 
     def queue(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
         if queue is None:
             if len(self._queues) >= MAX_QUEUES:
                 del self._queues[min(self._queues, key=self._use_of)]
-            queue = self._queues[model] = ModelQueue(self._router)
+            queue = self._queues[model] = ModelQueue(self._router, model, self._arrivals)
         return queue
+
+    @property
+    def models(self) -> list[str]:
+        """Whose queues are looked at."""
+        return sorted(self._queues)
+
+    @property
+    def newest_sequence(self) -> int:
+        """The highest of the stream that was heard of."""
+        return self._arrivals.newest
 
     def _use_of(self, model: str) -> tuple[int, float]:
         queue = self._queues[model]
@@ -99,14 +115,14 @@ class QueueWatch:
 
     # Questions.
 
-    def num_tokens(self, model: str, size: PromptSize) -> float:
+    def num_tokens(self, model: str, size: PromptSize) -> int:
         """Of all prompts of a call, about, before they are tokenized."""
         return size.num_tokens(1.0 / self._tokens_per_char.get(model, DEFAULT_TOKENS_PER_CHAR))
 
     def estimate(
-        self, model: str, size: PromptSize, max_tokens: int, rank: int = 0, flow: str = "", weight: float = 1.0
+        self, model: str, num_tokens: int, num_choices: int, max_tokens: int, rank: int, flow: str, weight: float
     ) -> Estimate | None:
-        """Of a call that comes now; None if nobody can tell."""
+        """Of a call with so many prompt tokens that comes now; None if nobody can tell."""
         if not self._bus.is_connected:
             return None
         now = self._clock()
@@ -114,8 +130,7 @@ class QueueWatch:
         queue.touched_at = now
         if now - queue.made_at > (2 * PERIOD_S if queue.forecast is None else ACTIVE_S / 2):
             self._refresh(model, queue, now)
-        tokens = self.num_tokens(model, size)
-        return queue.estimate(tokens, size.num_choices, max_tokens, rank, flow, weight, now)
+        return queue.estimate(num_tokens, num_choices, max_tokens, rank, flow, weight, now)
 
     def place(self, request: Request, sequence: int, num_prompt_tokens: int) -> Place:
         now = self._clock()
@@ -150,10 +165,16 @@ class QueueWatch:
             seen = (num_tokens - size.num_ids) / size.num_chars
             self._tokens_per_char[model] = before + LEARNING * (min(4.0, seen) - before)
 
-    def promised(self, digest: bytes, due_in_s: float) -> None:
+    def promised(self, model: str, digest: bytes, due_in_s: float) -> None:
         """The other routers are to know of it."""
-        if len(self._new_promises) < MAX_NEW_PROMISES:
-            self._new_promises.append(pack(digest, due_in_s))
+        promises = self._new_promises.setdefault(model, [])
+        if len(promises) < MAX_NEW_PROMISES:
+            promises.append(pack(digest, due_in_s))
+
+    def kept(self, digest: bytes) -> None:
+        """The client has come back."""
+        if len(self._kept_promises) < MAX_NEW_PROMISES:
+            self._kept_promises.append(digest)
 
     # The tasks.
 
@@ -177,14 +198,18 @@ class QueueWatch:
 
     async def _keep_fresh(self) -> None:
         while True:
-            began = time.perf_counter()
-            now = self._clock()
+            spent_s = 0.0
             for model, queue in list(self._queues.items()):
+                began = time.thread_time()
+                now = self._clock()
                 if self._is_active(queue, now):
                     self._refresh(model, queue, now)
-                    await asyncio.sleep(0)
+                    spent_s += time.thread_time() - began
+                    await asyncio.sleep(0)  # what others do then is not counted
+            began = time.thread_time()
             self._tell()
-            await asyncio.sleep(max(PERIOD_S, (time.perf_counter() - began) / MAX_SHARE))
+            spent_s += time.thread_time() - began
+            await asyncio.sleep(max(PERIOD_S, spent_s / MAX_SHARE))
 
     async def _keep_depths(self) -> None:
         while True:
@@ -213,29 +238,37 @@ class QueueWatch:
             own.shed(
                 Overloaded(
                     "The queue moves too slowly for the request's deadline.",
-                    retry_after_s=self.retry_after_s(model),
+                    retry_after_s=self.retry_after_s(queue.room_in_s(own)),
                     code="deadline_unreachable",
                 )
             )
 
     def _tell(self) -> None:
-        promises, self._new_promises = b"".join(self._new_promises), []
+        self._promises.settle(self._clock())
+        promises, self._new_promises = self._new_promises, {}
+        kept, self._kept_promises = pack_kept(self._kept_promises), []
+        newest, num_own = self._arrivals.newest, self._arrivals.num_own
         telling = {model for model, queue in self._queues.items() if len(queue.own)}
-        for model in telling | self._has_told:
-            load = self.queue(model).load(LOAD_GROUPS, promises, model)
-            promises = b""
+        for model in telling | self._has_told | promises.keys():
+            load = self.queue(model).load(LOAD_GROUPS, b"".join(promises.get(model, ())))
+            self._num_own_told = num_own
             with contextlib.suppress(BusError):  # the next one is soon
                 self._bus.publish(loads_subject(self._router), encode(load))
-        if promises:
+        # Others are to know the numbers of those too that came and went in between.
+        if kept or num_own != self._num_own_told:
+            self._num_own_told = num_own
+            rest = RouterLoad(router=self._router, model="", newest_sequence=newest, kept_promises=kept)
             with contextlib.suppress(BusError):
-                self._bus.publish(
-                    loads_subject(self._router), encode(RouterLoad(router=self._router, model="", promises=promises))
-                )
+                self._bus.publish(loads_subject(self._router), encode(rest))
         self._has_told = telling
+
+    def _on_reconnect(self) -> None:
+        self._capacities.on_reconnect(self._clock())
+        self._arrivals.forget()
 
     def _on_telemetry(self, message: Message) -> None:
         try:
-            self._capacities.on_figures(decode(message.data, Telemetry), self._clock())
+            self._capacities.on_figures(read_figures(message.data), self._clock())
         except ProtocolError as error:
             log.info("undecodable telemetry", subject=message.subject, error=str(error))
 
@@ -247,8 +280,14 @@ class QueueWatch:
             return
         if load.router == self._router:
             return
+        if not is_plausible(load):
+            log.warning("implausible load of a router", router=load.router)
+            return
         now = self._clock()
-        for digest, due_in_s in unpack(load.promises):
-            self._promises.add(digest, now + due_in_s, now)
+        for digest in unpack_kept(load.kept_promises):
+            self._promises.keep(digest, now)
+        self._arrivals.hear(load.newest_sequence)
         if load.model:
             self.queue(load.model).on_load(load, now)
+            for digest, due_in_s in unpack(load.promises):
+                self._promises.add(load.model, digest, now + due_in_s, now)

@@ -19,6 +19,8 @@ from headrace_shared.api_keys import ApiKey
 
 PERIOD_S = 60.0
 DAY_S = 86_400.0
+CLOCK_STEP_S = 30.0
+"""Brokers' clocks differ by less."""
 SHARES = 20
 """A router takes a limit's twentieth at a time."""
 
@@ -86,6 +88,19 @@ def share(key: ApiKey) -> Amounts:
     )
 
 
+def too_much(key: ApiKey, need: Amounts) -> Refusal | None:
+    """Of a call that asks for more than a limit ever gives at once. `need` is `limited`."""
+    if key.tokens_per_minute and need.tokens > key.tokens_per_minute:
+        return Refusal("tokens", PERIOD_S, is_final=True)
+    if key.tokens_per_day and need.tokens > key.tokens_per_day:
+        return Refusal("day", PERIOD_S, is_final=True)
+    if need.requests > key.requests_per_minute:
+        return Refusal("requests", PERIOD_S, is_final=True)
+    if need.slots > key.max_concurrent:
+        return Refusal("concurrent", PERIOD_S, is_final=True)
+    return None
+
+
 def take(
     record: AccountRecord,
     key: ApiKey,
@@ -96,17 +111,14 @@ def take(
     is_alive: Callable[[str], bool],
     now: float,
 ) -> Taken | Refusal:
-    """`need` or nothing, and of `extra` what there is. Both are `limited`."""
+    """`need`, which is not `too_much`, or nothing, and of `extra` what there is. Both are `limited`."""
     record = _up_to_date(record, is_alive, router, now)
     requests = _left(record.requests_at, key.requests_per_minute, now)
     tokens = _left(record.tokens_at, key.tokens_per_minute, now)
     today = key.tokens_per_day - record.day_tokens if key.tokens_per_day else math.inf
     slots = key.max_concurrent - sum(record.slots.values()) if key.max_concurrent else math.inf
-    if key.tokens_per_minute and need.tokens > key.tokens_per_minute:
-        return Refusal("tokens", PERIOD_S, is_final=True)
     if need.tokens > today:
-        is_final = need.tokens > key.tokens_per_day
-        return Refusal("day", (int(now // DAY_S) + 1) * DAY_S - now, is_final)
+        return Refusal("day", (int(now // DAY_S) + 1) * DAY_S - now)
     if need.requests > requests:
         return Refusal("requests", _until(record.requests_at, key.requests_per_minute, need.requests, now))
     if need.tokens > tokens:
@@ -161,7 +173,10 @@ def duration(seconds: float) -> str:
 def _up_to_date(record: AccountRecord, is_alive: Callable[[str], bool], router: str, now: float) -> AccountRecord:
     day = int(now // DAY_S)
     slots = {name: held for name, held in record.slots.items() if name == router or is_alive(name)}
-    return replace(record, slots=slots, day=day, day_tokens=record.day_tokens if record.day == day else 0)
+    # Requests are counted before they are let in: it is later than that only if the clock was set back.
+    requests_at = record.requests_at if record.requests_at <= now + PERIOD_S + CLOCK_STEP_S else 0.0
+    day_tokens = record.day_tokens if record.day == day else 0
+    return replace(record, slots=slots, requests_at=requests_at, day=day, day_tokens=day_tokens)
 
 
 def _left(full_at: float, limit: int, now: float) -> float:

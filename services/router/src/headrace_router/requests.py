@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -10,12 +11,13 @@ import msgspec
 from headrace_router.call_record import AnswerForm, Dialect, new_choice
 from headrace_router.identity import Identity
 from headrace_router.logprobs_wanted import check_scores
+from headrace_router.long_texts import MAX_CHARS, Encode, Tail, TooManyTokens, check_count, encode_tail
 from headrace_router.models import ServedModel
 from headrace_router.prompt import Prompt
 from headrace_router.templates import MAX_MARK_CHARS
 from headrace_router.token_rules import check_some_left
 from headrace_router.valid_chat import ValidChat
-from headrace_router.validation import ValidParams, context_exceeded, fit
+from headrace_router.validation import CONTEXT_EXCEEDED, ValidParams, context_exceeded, fit
 from headrace_shared.codec import pack_ids, unpack_ids
 from headrace_shared.errors import InvalidRequest, PayloadTooLarge
 from headrace_shared.message_sizes import largest_message, most_tokens
@@ -32,6 +34,10 @@ class EncodedPrompt(NamedTuple):
 
 MAX_SHORTENED = 16
 """A prompt that is cut to what fits may be so many times as long."""
+MAX_RENDERED = 2
+"""A chat may be so many times as long when it is rendered, where it is very long."""
+MAX_COUNTED = 400_000
+"""Tokens of a prompt that is only counted, where the context is no longer than this."""
 
 
 def chat_message(model: ServedModel, chat: ValidChat) -> bytes:
@@ -48,7 +54,9 @@ def chat_message(model: ServedModel, chat: ValidChat) -> bytes:
 
 def encode_chat(model: ServedModel, chat: ValidChat, text: bytes, params: ValidParams) -> list[EncodedPrompt]:
     """`text`: as rendered. Raises InvalidRequest."""
-    ids = model.encoder.chat.ids(text)
+    ids = _ids_of(model.encoder.chat.ids, text.decode(), params, model, "messages").ids
+    if params.adds_special:
+        ids = model.encoder.with_bos(ids)
     echoed = chat.open_text if params.echo else ""
     return [_encoded(_shortened(ids, params, model), params, model, "messages", echoed)]
 
@@ -61,11 +69,13 @@ def encode_prompts(
     for prompt in prompts:
         if isinstance(prompt, str):
             check_length(model, len(prompt), params.max_tokens, "prompt", shortens=params.truncate_to is not None)
-        given = model.encoder.encode(prompt) if isinstance(prompt, str) else prompt
-        ids = _shortened(given, params, model)
+            encode = partial(model.encoder.encode, add_special_tokens=params.adds_special)
+            ids, is_whole = _ids_of(encode, prompt, params, model, "prompt")
+        else:
+            ids, is_whole = _shortened(prompt, params, model), False
         text = ""
         if params.echo:
-            text = prompt if isinstance(prompt, str) and len(ids) == len(given) else model.encoder.decode(ids)
+            text = prompt if isinstance(prompt, str) and is_whole else model.encoder.decode(ids)
         encoded.append(_encoded(ids, params, model, "prompt", text))
     if params.sampling.num_prompt_logprobs is not None:
         num_tokens = sum(len(each.ids) // 4 for each in encoded)
@@ -87,11 +97,41 @@ def encode_bad_words(model: ServedModel, params: ValidParams) -> tuple[tuple[int
     return tuple(words)
 
 
+def count_ids(encode: Encode, text: str, model: ServedModel, param: str) -> list[int]:
+    """Of a prompt without an answer, which may be longer than the context. Raises InvalidRequest."""
+    context = model.card.context
+    _check_count(encode, text, max(context, min(MAX_SHORTENED * context, MAX_COUNTED)), model, None, param)
+    return encode(text)
+
+
+def _ids_of(encode: Encode, text: str, params: ValidParams, model: ServedModel, param: str) -> Tail:
+    """As many as are used; of a text that cannot fit not all is encoded. Raises InvalidRequest."""
+    most = _most(params, model)
+    if most is not None:
+        return encode_tail(encode, text, most)
+    _check_count(encode, text, model.card.context, model, params.max_tokens, param)
+    return Tail(encode(text), is_whole=True)
+
+
+def _check_count(encode: Encode, text: str, most: int, model: ServedModel, max_tokens: int | None, param: str) -> None:
+    try:
+        check_count(encode, text, most)
+    except TooManyTokens as error:
+        shown = f"at least {error.num_tokens}"
+        raise context_exceeded(model.card.context, shown, error.num_tokens, max_tokens, param) from None
+    _check_chars(len(text), param)
+
+
 def _shortened(ids: list[int], params: ValidParams, model: ServedModel) -> list[int]:
+    most = _most(params, model)
+    return ids if most is None else ids[-most:]
+
+
+def _most(params: ValidParams, model: ServedModel) -> int | None:
+    """Tokens of the prompt that are used; None: it is not cut."""
     if params.truncate_to is None:
-        return ids
-    most = params.truncate_to or max(1, model.card.context - (params.max_tokens or 1))
-    return ids[-most:]
+        return None
+    return params.truncate_to or max(1, model.card.context - (params.max_tokens or 1))
 
 
 def _encoded(ids: Sequence[int], params: ValidParams, model: ServedModel, param: str, text: str) -> EncodedPrompt:
@@ -177,6 +217,8 @@ def check_chat_length(model: ServedModel, chat: ValidChat, max_tokens: int | Non
     num_chars = sum(len(message["content"]) for message in chat.messages)
     num_chars += sum(len(json.dumps(tool, ensure_ascii=False)) for tool in chat.tools)
     check_length(model, num_chars, max_tokens, "messages", shortens=shortens)
+    # The process that renders it, and the pipes to it, hold it several times over.
+    _check_chars(num_chars, "messages")
 
 
 def check_length(
@@ -188,6 +230,13 @@ def check_length(
         raise context_exceeded(model.card.context, f"at least {fewest}", fewest, max_tokens, param)
 
 
+def _check_chars(num_chars: int, param: str) -> None:
+    if num_chars > MAX_CHARS:
+        message = f"'{param}' has {num_chars} characters; at most {MAX_CHARS} are tokenized."
+        raise InvalidRequest(message, param=param, code=CONTEXT_EXCEEDED)
+
+
 def max_chars(model: ServedModel) -> int:
     """No chat that fits into the context, or is cut to fit, is longer when it is rendered."""
-    return MAX_SHORTENED * model.card.context * (MAX_MARK_CHARS + model.encoder.max_chars_per_token)
+    most = MAX_SHORTENED * model.card.context * (MAX_MARK_CHARS + model.encoder.max_chars_per_token)
+    return min(most, MAX_RENDERED * MAX_CHARS)

@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from headrace_router.call_reader import CallPiece, CallReader, Found
+from headrace_router.call_reader import CallReader
 from headrace_router.call_record import AnswerForm
+from headrace_router.call_sink import CallPiece, Found
 from headrace_router.choices import ChoiceDelta, Delta, TokenText, Usage
 from headrace_router.detokenization import Vocabulary
 from headrace_router.logprob_objects import ChatLogprobs, CompletionLogprobs, LogprobWriter, PromptLogprobs

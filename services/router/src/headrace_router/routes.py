@@ -1,6 +1,7 @@
 """Paths to handlers. No logic."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from headrace_router.answer_schemas import (
     Version,
 )
 from headrace_router.authentication import Door, identity_of
-from headrace_router.bodies import read_json_body
+from headrace_router.bodies import Body, receive_json
 from headrace_router.browser_guard import Guard
 from headrace_router.call import Call
 from headrace_router.call_options import HEADERS, IDEMPOTENCY_KEY, LANE, LAST_EVENT_ID, TIMEOUT
@@ -43,11 +44,14 @@ from headrace_router.preparation import Preparer
 from headrace_router.prompt_routes import make_prompt_router
 from headrace_router.responses_api.routes import ResponsesParts, add_responses_routes
 from headrace_router.schemas import ChatBody, CompletionBody, EmbeddingBody
-from headrace_router.tokenization import PromptPool
 from headrace_shared.telemetry import METRICS_CONTENT_TYPE
 
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
 STREAMED = (JSON, EVENTS)
 ANY_ANSWER = (ChatCompletion, TextCompletion, EmbeddingList, RequestStatus)
+DEFAULT_PARAMETERS = ("temperature", "top_p", "top_k", "repetition_penalty")
+"""What a model's card may say of sampling."""
 
 
 class Parts(NamedTuple):
@@ -55,7 +59,6 @@ class Parts(NamedTuple):
 
     caller: Caller
     models: Models
-    pool: PromptPool
     preparer: Preparer
     metrics: RouterMetrics
     limits: ClientLimits
@@ -73,16 +76,26 @@ class Parts(NamedTuple):
     """Further routes."""
 
 
+def answer_of(parts: Parts, answer: Answer) -> Response:
+    return CallResponse(answer, parts.limits, parts.metrics, parts.traces)
+
+
+def straight_calls(parts: Parts) -> dict[str, Callable[[], Response]]:
+    """Of the routes below that generate text: what answers one call."""
+    answers: dict[str, Answer] = {CHAT_PATH: parts.caller.chat, COMPLETION_PATH: parts.caller.completion}
+    return {path: partial(answer_of, parts, answer) for path, answer in answers.items()}
+
+
 def make_router(parts: Parts) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", openapi_extra=_call(ChatBody, ChatCompletion))
+    @router.post(CHAT_PATH, openapi_extra=_call(ChatBody, ChatCompletion))
     async def chat_completions() -> Response:
-        return CallResponse(parts.caller.chat, parts.limits, parts.metrics, parts.traces)
+        return answer_of(parts, parts.caller.chat)
 
-    @router.post("/v1/completions", openapi_extra=_call(CompletionBody, TextCompletion))
+    @router.post(COMPLETION_PATH, openapi_extra=_call(CompletionBody, TextCompletion))
     async def completions() -> Response:
-        return CallResponse(parts.caller.completion, parts.limits, parts.metrics, parts.traces)
+        return answer_of(parts, parts.caller.completion)
 
     heeded = {name: HEADERS[name] for name in (IDEMPOTENCY_KEY, TIMEOUT, LANE)}
     described = operation(EmbeddingList, body=EmbeddingBody, headers=heeded, errors=OF_CALLS)
@@ -90,7 +103,7 @@ def make_router(parts: Parts) -> APIRouter:
     @router.post("/v1/embeddings", openapi_extra=described)
     async def embeddings() -> Response:
         """The mean of the model's last hidden states over the tokens of each input, of length 1."""
-        return CallResponse(parts.caller.embedding, parts.limits, parts.metrics, parts.traces)
+        return answer_of(parts, parts.caller.embedding)
 
     heard = {LAST_EVENT_ID: HEADERS[LAST_EVENT_ID]}
 
@@ -104,10 +117,10 @@ def make_router(parts: Parts) -> APIRouter:
         if not wait:
             return json_response(await parts.caller.status(identity_of(request.scope), request_id))
 
-        async def answer(call: Call, _: bytes) -> None:
+        async def answer(call: Call, _: Body) -> None:
             await parts.caller.resume(call, request_id)
 
-        return CallResponse(answer, parts.limits, parts.metrics, parts.traces)
+        return answer_of(parts, answer)
 
     @router.post("/v1/requests/{request_id}/cancel", openapi_extra=operation(Cancelling, errors=(404, 503)))
     async def cancel(request: Request, request_id: str) -> Response:
@@ -168,11 +181,10 @@ def make_router(parts: Parts) -> APIRouter:
     router.include_router(make_prompt_router(parts))
     router.include_router(make_adapter_router(parts))
 
-    def respond(answer: Answer) -> Response:
-        return CallResponse(answer, parts.limits, parts.metrics, parts.traces)
+    respond = partial(answer_of, parts)
 
-    async def read(request: Request) -> bytes:
-        return await read_json_body(request.headers, request.receive, parts.limits.body)
+    async def read(request: Request) -> Body:
+        return await receive_json(request.headers, request.receive, parts.limits.body)
 
     add_responses_routes(router, lambda: parts.responses, respond, read)
     add_messages_routes(router, lambda: parts.messages, respond, read)
@@ -181,6 +193,7 @@ def make_router(parts: Parts) -> APIRouter:
 
 def _model_object(model: ServedModel) -> dict[str, object]:
     card = model.card
+    defaults = {name: getattr(card, name) for name in DEFAULT_PARAMETERS}
     return {
         "id": model.name,
         "object": "model",
@@ -189,6 +202,7 @@ def _model_object(model: ServedModel) -> dict[str, object]:
         "root": card.model,
         "parent": None if model.adapter is None else card.model,
         "max_model_len": card.context,
+        "default_parameters": {name: value for name, value in defaults.items() if value is not None},
         "permission": [],
     }
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import structlog
 
+from headrace_router.accounts import NOT_RUN
 from headrace_router.active_calls import ActiveCalls
 from headrace_router.admission import QueueHealth, admit, admit_inputs, refusal
 from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_stream, answer_whole
@@ -25,7 +26,7 @@ from headrace_router.unattended import Unattended
 from headrace_router.writers import make_writer
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, QueueFull, RequestError, ServiceFailure
-from headrace_shared.messages import Audience, CancelReason, FinishReason, Lane, RequestId
+from headrace_shared.messages import Audience, CancelReason, FinishReason, RequestId
 
 log = structlog.get_logger(__name__)
 
@@ -189,18 +190,12 @@ class Runner:
         left_s = plan.timeout_s - (time.monotonic() - call.arrived_at)
         if left_s <= 0.0:
             raise ServiceFailure("The request took too long.", code="timeout")
-        # Who is in the batch lane gives way to others in the middle of an answer, too.
-        may_stall = plan.prompts[0].request.lane is Lane.BATCH
         return Generation(
             plan.prompts,
             bus=self._bus,
             table=self._table,
             canceller=self._canceller,
-            limits=limits._replace(
-                request_timeout_s=left_s,
-                publish_timeout_s=min(left_s, limits.publish_timeout_s),
-                stall_timeout_s=left_s if may_stall else limits.stall_timeout_s,
-            ),
+            limits=limits._replace(request_timeout_s=left_s, publish_timeout_s=min(left_s, limits.publish_timeout_s)),
             leave=self._leave,
             follows=plan.follows,
             told=plan.told,
@@ -208,6 +203,7 @@ class Runner:
             by_token=plan.form.by_token,
             tracker=self._tracker,
             trace=call.trace,
+            form_param=plan.form.form_param,
         )
 
     def _report_interval_s(self) -> float:
@@ -217,7 +213,7 @@ class Runner:
     def _settle(self, call: Call, plan: Plan, generation: Generation, *, is_queued: bool) -> None:
         """What the caller pays for. What goes on without its client is paid for in advance."""
         if plan.follows or not is_queued:
-            call.charge.settle(0)
+            call.charge.settle(0, NOT_RUN)
             return
         # What never began has used nothing.
         usage = generation.usage

@@ -39,6 +39,7 @@ class _Schema(BaseModel):
 class TextPart(_Schema):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(_Schema):
@@ -133,6 +134,8 @@ class GenerationBody(_Schema):
     allowed_token_ids: ListOf[int] | None = _bounded(minItems=1, maxItems=limits.MAX_ALLOWED_TOKENS)
     logprob_token_ids: ListOf[int] | None = _bounded(maxItems=limits.MAX_NAMED_TOKENS)
     return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    """The token that begins a text, say: by default of a text, but not of a chat, whose template has its own."""
     truncate_prompt_tokens: int | None = _bounded(minimum=-1)
     """Only the last so many tokens of the prompt are used; -1: as many as fit."""
     stream_interval: int | None = _bounded(minimum=1, maximum=limits.MAX_STREAM_INTERVAL)
@@ -187,11 +190,17 @@ class EmbeddingBody(_Schema):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
+    truncate_prompt_tokens: int | None = _bounded(minimum=-1)
+    """Of each input, as of a completion's prompt."""
+    add_special_tokens: bool | None = None
+
+
+_ADAPTER_NAME: dict[str, Any] = {"pattern": "^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"}
 
 
 class LoadAdapterBody(_Schema):
-    lora_name: str
-    lora_path: str
+    lora_name: str = Field(json_schema_extra=_ADAPTER_NAME)
+    lora_path: str = Field(json_schema_extra={"minLength": 1, "maxLength": limits.MAX_ADAPTER_PATH_CHARS})
     """Folder below the one that the workers allow."""
     base_model: str | None = None
     """Where there are several models."""
@@ -199,7 +208,7 @@ class LoadAdapterBody(_Schema):
 
 
 class UnloadAdapterBody(_Schema):
-    lora_name: str
+    lora_name: str = Field(json_schema_extra=_ADAPTER_NAME)
 
 
 class TokenizeBody(_Schema):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from headrace_shared.settings import QueueSettings
+from headrace_shared.common_settings import QueueSettings
 
 
 class RouterSettings(QueueSettings, frozen=True, kw_only=True):
@@ -23,7 +23,8 @@ class RouterSettings(QueueSettings, frozen=True, kw_only=True):
     reattach_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 8.0
     """A resumable call whose client is gone is cancelled after this time, unless the client comes back."""
     stall_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
-    """Longest time without a token once the first one has come."""
+    """After so long without a token, once the first one has come, the queue is asked whether it still holds the
+    request. What is held is waited for, until its time is up; what is not is lost, and the call fails."""
     publish_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 15.0
     """Longest time to get a request into the queue while the broker is away. A cluster may elect for 9 s."""
     ping_interval_s: Annotated[float, Meta(gt=0, le=15)] = 10.0

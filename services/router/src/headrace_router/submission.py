@@ -1,6 +1,7 @@
 """A request into the queue, exactly once or not at all; and its token log out of the broker."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import structlog
@@ -15,12 +16,14 @@ from headrace_shared.bus import Bus
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, BusUnavailable, OutcomeUnknown, Overloaded, ProtocolError
 from headrace_shared.messages import LogMessage, Request, RequestEnded, TokenFrame
-from headrace_shared.subjects import TOKENS, Queue, num_partitions, tokens_subject
+from headrace_shared.subjects import REQUESTS, TOKENS, Queue, num_partitions, tokens_subject
 
 log = structlog.get_logger(__name__)
 
 MAX_LOGGED = 100_000
-"""Most events read from one request's log."""
+"""Most events read from one request's log, unless its answers are longer than that:"""
+EVENTS_PER_TOKEN = 2
+"""each token comes once an attempt at most, and attempts that tell tokens anew are few. All logs have 256 MiB."""
 
 
 class TokenLog(NamedTuple):
@@ -83,6 +86,17 @@ async def _submit(bus: Bus, prompt: Prompt, subject: str, request: Request, mail
         delay_s = min(1.0, 2 * delay_s)
 
 
+async def are_queued(bus: Bus, prompts: Iterable[Prompt]) -> bool:
+    """Whether the queue still holds all of these requests, as far as can be known now."""
+    try:
+        for prompt in prompts:
+            if prompt.stream_sequence is None or not await bus.holds(REQUESTS, prompt.stream_sequence):
+                return False
+    except BusError as error:
+        log.warning("the queue does not say what it holds", error=str(error))
+    return True
+
+
 async def read_log(bus: Bus, request: Request) -> TokenLog:
     """What the broker still holds of the request's events. Raises BusError."""
     events = [logged.event for logged in await read_events(bus, request)]
@@ -93,7 +107,8 @@ async def read_log(bus: Bus, request: Request) -> TokenLog:
 async def read_events(bus: Bus, request: Request) -> list[LoggedEvent]:
     """The same in the order in which the broker got it. Raises BusError."""
     events = []
-    for message in await bus.read(TOKENS.name, tokens_subject(request.router, request.request_id), MAX_LOGGED):
+    most = max(MAX_LOGGED, EVENTS_PER_TOKEN * request.num_choices * request.stop.max_tokens)
+    for message in await bus.read(TOKENS.name, tokens_subject(request.router, request.request_id), most):
         try:
             events.append(LoggedEvent(message.stream_sequence, decode(message.data, LogMessage)))
         except ProtocolError as error:

@@ -8,15 +8,13 @@ template holds up neither other models nor all chats of its own.
 import asyncio
 import contextlib
 import json
-import signal
-import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
-from headrace_router.templates import LENGTH, TEXT, UNKNOWN, TemplateSpec
-from headrace_shared.child_environment import child_environment
+from headrace_router.helper import Helper, HelperGone, NoHelper
+from headrace_router.templates import TEXT, UNKNOWN, TemplateSpec
 from headrace_shared.errors import InvalidRequest, Overloaded, ProtocolError
 
 log = structlog.get_logger(__name__)
@@ -31,68 +29,31 @@ RENDER_S = 10.0
 """By the clock, for a machine that is busy; the process itself ends after much less of the processor's time."""
 MAX_KNOWN = 64
 """Templates that a process is told of; it forgets the oldest."""
-MAX_REPLY_BYTES = 512 << 20
+MAX_REPLY_BYTES = 64 << 20
 PARAM = "messages"
 CODE = "template_error"
 
 Probes = list[tuple[str, str] | None]
 
 
-class _Gone(Exception):
-    """The process has ended, as one does whose template takes too much."""
-
-
-class _NoProcess(_Gone):
-    """It cannot be had, for no fault of the template's."""
-
-
-class _Process:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.known: set[str] = set()
-        """Nonces of the templates that it has compiled."""
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.returncode is None
-
-    async def ask(self, message: bytes, timeout_s: float) -> bytes:
-        """Raises _Gone or TimeoutError; it is of no use then."""
-        source, sink = self._process.stdout, self._process.stdin
-        assert source is not None and sink is not None
-        try:
-            async with asyncio.timeout(timeout_s):
-                sink.write(LENGTH.pack(len(message)) + message)
-                await sink.drain()
-                length = LENGTH.unpack(await source.readexactly(LENGTH.size))[0]
-                if length > MAX_REPLY_BYTES:
-                    raise _Gone
-                return await source.readexactly(length)
-        except TimeoutError:
-            raise
-        except (OSError, asyncio.IncompleteReadError) as error:
-            await self.kill()
-            # Its own limits end it in other ways: somebody has killed it, or memory has become short.
-            raise (_NoProcess if self._process.returncode == -signal.SIGKILL else _Gone) from error
+class _Renderer(NamedTuple):
+    helper: Helper
+    known: set[str]
+    """Nonces of the templates that it has compiled."""
 
     async def teach(self, spec: TemplateSpec) -> bytes:
-        """Raises _Gone or TimeoutError."""
-        reply = await self.ask(json.dumps(["learn", *spec]).encode(), START_S)
+        """Raises HelperGone or TimeoutError."""
+        reply = await self.helper.ask(json.dumps(["learn", *spec]).encode(), START_S)
         if reply[:1] == TEXT:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
             self.known.add(spec.nonce)
         return reply
 
-    async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-
 
 class TemplatePool:
     def __init__(self) -> None:
-        self._idle: list[_Process] = []
+        self._idle: list[_Renderer] = []
         self._places = asyncio.Semaphore(NUM_PROCESSES)
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -106,9 +67,9 @@ class TemplatePool:
         for _ in range(2):
             try:
                 return read_probes(await self._shielded(self._learn(spec)))
-            except (_NoProcess, TimeoutError):
+            except (NoHelper, TimeoutError):
                 continue
-            except _Gone:
+            except HelperGone:
                 raise ProtocolError("chat template: it takes too long, or too much memory, to compile") from None
         raise ProtocolError("chat template: no process can be had to compile it")
 
@@ -120,11 +81,11 @@ class TemplatePool:
         try:
             try:
                 reply = await self._shielded(self._render(spec, places, message))
-            except _NoProcess:
+            except NoHelper:
                 reply = await self._shielded(self._render(spec, places, message))
-        except (_NoProcess, TimeoutError):
+        except (NoHelper, TimeoutError):
             raise Overloaded("Chats cannot be rendered now.", retry_after_s=2.0) from None
-        except _Gone:
+        except HelperGone:
             log.warning("a chat template was too slow, or took too much memory", num_bytes=len(message))
             problem = "The model's chat template takes too long, or too much memory, with these messages."
             raise InvalidRequest(problem, param=PARAM, code=CODE) from None
@@ -134,8 +95,8 @@ class TemplatePool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for process in self._idle:
-            await process.kill()
+        for renderer in self._idle:
+            await renderer.helper.kill()
         self._idle.clear()
 
     async def _shielded(self, work: Coroutine[Any, Any, bytes]) -> bytes:
@@ -158,50 +119,39 @@ class TemplatePool:
             self._idle.append(await _start())
 
     async def _learn(self, spec: TemplateSpec) -> bytes:
-        async with self._lent() as process:
-            return await process.teach(spec)
+        async with self._lent() as renderer:
+            return await renderer.teach(spec)
 
     async def _render(self, spec: TemplateSpec, places: asyncio.Semaphore, message: bytes) -> bytes:
-        async with places, self._lent() as process:
-            if spec.nonce in process.known:
-                reply = await process.ask(message, RENDER_S)
+        async with places, self._lent() as renderer:
+            if spec.nonce in renderer.known:
+                reply = await renderer.helper.ask(message, RENDER_S)
                 if reply[:1] != UNKNOWN:
                     return reply
             # It is new, or has room for some templates only and has forgotten this one.
             try:
-                reply = await process.teach(spec)
-            except _Gone as error:
-                raise _NoProcess from error
-            return reply if reply[:1] != TEXT else await process.ask(message, RENDER_S)
+                reply = await renderer.teach(spec)
+            except HelperGone as error:
+                raise NoHelper from error
+            return reply if reply[:1] != TEXT else await renderer.helper.ask(message, RENDER_S)
 
     @contextlib.asynccontextmanager
-    async def _lent(self) -> AsyncIterator[_Process]:
-        """A process, which comes back unless something goes wrong."""
+    async def _lent(self) -> AsyncIterator[_Renderer]:
+        """One that comes back unless something goes wrong."""
         async with self._places:
-            self._idle = [process for process in self._idle if process.is_alive]
-            process = self._idle.pop() if self._idle else await _start()
+            self._idle = [renderer for renderer in self._idle if renderer.helper.is_alive]
+            renderer = self._idle.pop() if self._idle else await _start()
             try:
-                yield process
+                yield renderer
             except BaseException:
-                await process.kill()
+                await renderer.helper.kill()
                 raise
-            self._idle.append(process)
+            self._idle.append(renderer)
 
 
-async def _start() -> _Process:
-    """Raises _NoProcess."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "headrace_router.template_process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=child_environment(),
-        )
-    except OSError as error:
-        raise _NoProcess from error
-    return _Process(process)
+async def _start() -> _Renderer:
+    """Raises NoHelper."""
+    return _Renderer(await Helper.start("headrace_router.template_process", max_reply_bytes=MAX_REPLY_BYTES), set())
 
 
 def read_probes(reply: bytes) -> Probes:
@@ -229,6 +179,8 @@ def render_message(
 ) -> bytes:
     """For `TemplatePool.render`. Blocking, for chats of megabytes. Raises InvalidRequest."""
     try:
-        return json.dumps(["render", spec.nonce, messages, variables, continues, is_dynamic, max_chars]).encode()
+        message = ["render", spec.nonce, messages, variables, continues, is_dynamic, max_chars]
+        # Escapes would take three times as much. JSON can hold half a surrogate pair, and its reader takes it so.
+        return json.dumps(message, ensure_ascii=False).encode(errors="surrogatepass")
     except (RecursionError, ValueError):
         raise InvalidRequest("The messages are nested too deeply.", param=PARAM, code=CODE) from None

@@ -2,33 +2,33 @@
 
     python -m headrace_router.template_process
 
-Reads messages from standard input and writes replies to standard output, in turn, each behind its length. A message is
-JSON: ["learn", TemplateSpec] or ["render", nonce, messages, variables, continues, is_dynamic, max_chars]. What takes
-too much of the processor's time is ended by the kernel, what takes too much memory is refused; nothing in here can
-write a file or start a program.
+A message is JSON: ["learn", TemplateSpec] or ["render", nonce, messages, variables, continues, is_dynamic, max_chars].
+What takes too much of the processor's time is ended by the kernel, what takes too much memory is refused; nothing in
+here can open a file or a connection, or start a program.
 """
 
-import contextlib
 import json
-import resource
 import signal
 import sys
 from collections import OrderedDict
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from headrace_router.chat_template import ChatTemplate
-from headrace_router.templates import LENGTH, PROBLEM, TEXT, UNKNOWN, UNUSABLE, TemplateSpec
+from headrace_router.helper_process import confine, serve, shut_in
+from headrace_router.templates import PROBLEM, TEXT, UNKNOWN, UNUSABLE, TemplateSpec, new_spec
 from headrace_shared.errors import InvalidRequest, ProtocolError
-from headrace_shared.tether import end_with_parent
 
 LEARN_CPU_S = 1.0
 RENDER_CPU_S = 0.5
 MAX_MEMORY_BYTES = 512 << 20
 """Of address space."""
 MAX_TEMPLATES = 64
-NUM_FILES = 8
-"""Descriptors: standard ones and a few of Python's own."""
+_WARMING = (
+    "{{ messages | tojson(indent=1) }}{{ strftime_now('%c %Z') }}{{ 'a b' | wordwrap(1) }}{{ lipsum(1) }}"
+    "{{ '%s' | format(1) }}{{ '{}'.format(1) }}{{ [1] | random }}"
+    "{{ 1 | pprint }}{{ '&lt;' | striptags | urlize }}{{ raise_exception('warm') }}"
+)
+"""Uses what jinja and Python import only when it is used."""
 
 
 class Renderer:
@@ -74,41 +74,31 @@ def _utf8(text: str) -> bytes:
     return text.encode(errors="replace")
 
 
-def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Until the requests end."""
-    renderer = Renderer()
-    while len(head := requests.read(LENGTH.size)) == LENGTH.size:
-        message = json.loads(requests.read(LENGTH.unpack(head)[0]))
-        # The timer counts this process's own time, so that a busy machine makes nobody's template too slow.
-        signal.setitimer(signal.ITIMER_PROF, LEARN_CPU_S if message[0] == "learn" else RENDER_CPU_S)
-        reply = renderer.answer(*message)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(LENGTH.pack(len(reply)) + reply)
-        replies.flush()
+def answer_in_time(renderer: Renderer, data: bytes) -> bytes:
+    message = json.loads(data)
+    # The timer counts this process's own time, so that a busy machine makes nobody's template too slow.
+    signal.setitimer(signal.ITIMER_PROF, LEARN_CPU_S if message[0] == "learn" else RENDER_CPU_S)
+    reply = renderer.answer(*message)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return reply
 
 
-def confine() -> None:
+def warm_up() -> None:
+    """Brings in what Python opens only when it is first needed: later it could not."""
+    ChatTemplate(new_spec(_WARMING, ("<|warm|>",), "", "")).probe()
+
+
+def prepare() -> None:
     """Nothing that a template could reach, were it to get out of its sandbox, is left open."""
-    # Where memory gets short, this process goes first, and not the router.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    for kind, most in (
-        (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, NUM_FILES),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        _, hard = resource.getrlimit(kind)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+    confine(MAX_MEMORY_BYTES)
+    warm_up()
+    shut_in()
 
 
 def main() -> None:
-    end_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the router, which ends this one
-    confine()
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    prepare()
+    renderer = Renderer()
+    serve(lambda data: answer_in_time(renderer, data), sys.stdin.buffer, sys.stdout.buffer)
 
 
 if __name__ == "__main__":

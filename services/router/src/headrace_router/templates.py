@@ -7,7 +7,6 @@ The tokenizer that reads the result (`tokenization.py`) knows the marks and not 
 """
 
 import secrets
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,8 +19,6 @@ RESERVED_NAMES = frozenset(
 MAX_MARK_CHARS = 32
 """In place of a control token."""
 
-LENGTH = struct.Struct("<I")
-"""In front of each message between the router and such a process."""
 TEXT = b"T"
 """First byte of a reply that is what was asked for."""
 PROBLEM = b"P"

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from headrace_router.chat_encoder import ChatEncoder, Learn, load_chat
 from headrace_router.detokenization import Vocabulary, build_vocabulary
-from headrace_router.tokenizer_files import load_tokenizer
+from headrace_router.tokenizer_files import ids_of, load_tokenizer
 from headrace_shared.errors import InvalidRequest, Overloaded, ProtocolError
 from headrace_shared.fleet_messages import ModelCard
 
@@ -50,7 +50,7 @@ class TextEncoder:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt; special tokens in it count."""
-        ids: list[int] = self.plain.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = ids_of(self.plain, text, add_special_tokens=add_special_tokens)
         return self.with_bos(ids) if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -79,14 +79,30 @@ async def load_encoder(card: ModelCard, learn: Learn) -> TextEncoder:
 
 
 class PromptPool:
-    """Threads for blocking work on prompts, with a bounded number of waiting ones."""
+    """Threads for blocking work on prompts. What is long is done one after the other: it takes memory, and nobody else
+    waits for it."""
 
     def __init__(self, num_threads: int, max_waiting: int) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="prompt")
+        self._short = _Threads(num_threads, max_waiting, "prompt")
+        self._long = _Threads(1, max_waiting, "long-prompt")
+
+    async def run(self, work: Callable[[], T], *, is_long: bool = False) -> T:
+        """Raises Overloaded if too many are waiting."""
+        return await (self._long if is_long else self._short).run(work)
+
+    def close(self) -> None:
+        self._short.close()
+        self._long.close()
+
+
+class _Threads:
+    """With a bounded number of waiting ones."""
+
+    def __init__(self, num_threads: int, max_waiting: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_free = num_threads + max_waiting
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Raises Overloaded if too many are waiting."""
         if self._num_free <= 0:
             raise Overloaded("Too many prompts are waiting to be tokenized.", retry_after_s=1.0)
         self._num_free -= 1

@@ -20,6 +20,12 @@ def load_tokenizer(tokenizer_json: bytes) -> Tokenizer:
     return tokenizer
 
 
+def ids_of(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Not `Tokenizer.encode`, which lets no other thread run meanwhile: a long prompt would stop every stream."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
+
+
 def with_special(tokenizer_json: bytes, words: Container[str]) -> bytes:
     """The same with these added tokens marked as special."""
     content = json.loads(tokenizer_json)

@@ -15,6 +15,10 @@ MAX_TOOLS = 128
 _DEFINITIONS = ("$defs", "definitions")
 
 
+MISTRAL_MARK = "[TOOL_CALLS]"
+"""A special token, in front of calls; shown only where special tokens are."""
+
+
 class CallFormat(StrEnum):
     """How a model writes its calls."""
 
@@ -23,6 +27,9 @@ class CallFormat(StrEnum):
     BARE = "bare"
     """The whole text is a call, calls between semicolons, or a JSON list of them: Llama 3, Mistral; and calls that a
     grammar enforces."""
+    NAMED = "named"
+    """[TOOL_CALLS]name[ARGS]{…}, behind other text, with an id between name and arguments or without: Mistral's newer
+    models."""
     ARGUMENTS = "arguments"
     """The whole text is the arguments of the one function that must be called."""
 
@@ -90,7 +97,7 @@ def call_format(template: str) -> CallFormat:
     """What a model with this chat template was trained to write."""
     if "<tool_call>" in template or "tools" not in template:
         return CallFormat.TAGGED  # a template without tools gets ours
-    return CallFormat.BARE
+    return CallFormat.NAMED if "[ARGS]" in template else CallFormat.BARE
 
 
 def _functions(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
@@ -123,7 +130,8 @@ def _named(choice: Any) -> str:
 
 
 def _calls_schema(functions: Mapping[str, dict[str, Any]], is_parallel: bool) -> dict[str, Any]:
-    """A list of calls. Definitions move to the root, where references look for them."""
+    """A list of calls. Definitions move to the root, where references look for them; what is referred to in a schema
+    itself is found there, too."""
     definitions: dict[str, Any] = {}
     calls = []
     for number, (name, schema) in enumerate(functions.items()):
@@ -131,10 +139,14 @@ def _calls_schema(functions: Mapping[str, dict[str, Any]], is_parallel: bool) ->
         for key in _DEFINITIONS:
             for label, definition in (schema.get(key) or {}).items():
                 definitions[f"{number}.{label}"] = _relabelled(definition, number)
+        arguments = _relabelled(own, number)
+        if _refers_to_itself(schema):
+            definitions[str(number)] = arguments
+            arguments = {"$ref": f"#/$defs/{number}"}
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": name}, "arguments": _relabelled(own, number)},
+                "properties": {"name": {"const": name}, "arguments": arguments},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
@@ -143,13 +155,28 @@ def _calls_schema(functions: Mapping[str, dict[str, Any]], is_parallel: bool) ->
     return schema if is_parallel else schema | {"maxItems": 1}
 
 
+def _defined_by(reference: str) -> str | None:
+    """The definition that it names; None: a part of the schema, or all of it."""
+    starts = (f"#/{key}/" for key in _DEFINITIONS)
+    return next((reference.removeprefix(start) for start in starts if reference.startswith(start)), None)
+
+
+def _refers_to_itself(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        reference = value.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#") and _defined_by(reference) is None:
+            return True
+        return any(map(_refers_to_itself, value.values()))
+    return isinstance(value, list) and any(map(_refers_to_itself, value))
+
+
 def _relabelled(value: Any, number: int) -> Any:
     if isinstance(value, Mapping):
         result = {key: _relabelled(item, number) for key, item in value.items()}
         reference = value.get("$ref")
-        for key in _DEFINITIONS:
-            if isinstance(reference, str) and reference.startswith(f"#/{key}/"):
-                result["$ref"] = f"#/$defs/{number}.{reference.removeprefix(f'#/{key}/')}"
+        if isinstance(reference, str) and reference.startswith("#"):
+            defined = _defined_by(reference)
+            result["$ref"] = f"#/$defs/{number}{reference[1:]}" if defined is None else f"#/$defs/{number}.{defined}"
         return result
     if isinstance(value, list):
         return [_relabelled(item, number) for item in value]

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from headrace_router.chat_messages import template_messages
 from headrace_router.schemas import ChatBody, TokenizeBody
 from headrace_router.template_variables import template_variables
-from headrace_router.tool_prompt import with_tools
+from headrace_router.tool_prompt import with_short_ids, with_tools
+from headrace_router.tools import MISTRAL_MARK
 from headrace_shared.errors import InvalidRequest
 
 
@@ -44,6 +45,8 @@ def chat_of(body: ChatBody | TokenizeBody, template: str, described: Sequence[di
                 param="continue_final_message",
             )
     messages = template_messages(body.messages)
+    if MISTRAL_MARK in template:  # such templates refuse ids of calls which are not as short as theirs
+        messages = with_short_ids(messages)
     knows_tools = "tools" in template
     return ValidChat(
         messages=messages if knows_tools else with_tools(messages, list(described)),

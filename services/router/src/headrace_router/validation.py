@@ -39,9 +39,12 @@ from headrace_shared.errors import InvalidRequest
 from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.messages import SamplingParams, StopParams
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
 DEFAULT_COMPLETION_TOKENS = 16
 GREEDY_BELOW = 1e-4
 """Sampling at this temperature or below picks the likeliest token; dividing logits by less overflows."""
+LEAST_REPETITION_PENALTY = 1e-6
+"""With this or less the likeliest of the tokens that were there before comes again; the same holds for it."""
 
 
 class ValidParams(NamedTuple):
@@ -82,6 +85,8 @@ class ValidParams(NamedTuple):
     bad_words: tuple[str, ...]
     """Not tokenized yet."""
     cache_key: str
+    adds_special: bool
+    """The tokenizer's own special tokens are added to the prompt."""
     asks_tier: bool
     """The answer is to tell the service tier."""
 
@@ -96,7 +101,7 @@ def validate_chat(body: ChatBody, card: ModelCard, random_seed: int) -> tuple[Va
     if tools.form is not None and params.form is not None:
         raise InvalidRequest("'tool_choice' cannot be combined with a form of the answer.", param="tool_choice")
     params = params._replace(tools=tools.use, form=tools.form or params.form)
-    _check_form(params)
+    _check_form(params, card)
     return chat, params
 
 
@@ -109,7 +114,7 @@ def validate_completion(
     default = DEFAULT_COMPLETION_TOKENS
     wanted = completion_logprobs(body, card)
     params = _validate(body, card, random_seed, wanted, "max_tokens", body.max_tokens, default_max_tokens=default)
-    _check_form(params)
+    _check_form(params, card)
     if len(prompts) * params.num_choices > MAX_SEQUENCES:
         raise InvalidRequest(f"Prompts times 'n' must be at most {MAX_SEQUENCES}.", param="n")
     return prompts, params
@@ -138,7 +143,7 @@ def context_exceeded(
         f"This model's maximum context length is {context} tokens. However, the prompt has {shown} tokens and "
         f"{requested} were requested, {total} in total."
     )
-    return InvalidRequest(message, param=param, code="context_length_exceeded")
+    return InvalidRequest(message, param=param, code=CONTEXT_EXCEEDED)
 
 
 def _validate(
@@ -163,7 +168,7 @@ def _validate(
                 f"'{max_tokens_field}' of {short(max_tokens)} exceeds this model's maximum context length of "
                 f"{card.context} tokens.",
                 param=max_tokens_field,
-                code="context_length_exceeded",
+                code=CONTEXT_EXCEEDED,
             )
     num_choices = 1 if body.n is None else body.n
     check_range("n", num_choices, 1, MAX_CHOICES)
@@ -204,6 +209,7 @@ def _validate(
         stream_interval=interval,
         bad_words=bad_words(body.bad_words),
         cache_key=body.prompt_cache_key or "",
+        adds_special=_first(body.add_special_tokens, isinstance(body, CompletionBody)),
         asks_tier=body.service_tier is not None,
     )
 
@@ -219,14 +225,28 @@ def _truncate_to(given: int | None, card: ModelCard) -> int | None:
     return given
 
 
-def _check_form(params: ValidParams) -> None:
-    """A form and other rules about tokens might leave none."""
+def _check_form(params: ValidParams, card: ModelCard) -> None:
+    """A form and other rules about tokens might leave none; and some workers keep no such rules."""
+    if not card.constrained_decoding:
+        _refuse_constraints(params)
     if params.form is not None and params.sampling.allowed_token_ids:
         raise InvalidRequest(
             f"'allowed_token_ids' cannot be combined with '{params.form.param}'.", param="allowed_token_ids"
         )
     if params.form is not None and params.bad_words:
         raise InvalidRequest(f"'bad_words' cannot be combined with '{params.form.param}'.", param="bad_words")
+
+
+def _refuse_constraints(params: ValidParams) -> None:
+    form = params.form.param if params.form is not None else None
+    given = (("allowed_token_ids", params.sampling.allowed_token_ids), ("bad_words", params.bad_words))
+    param = form or next((name for name, value in given if value), None)
+    if param is not None:
+        raise InvalidRequest(
+            f"'{param}' is not supported by this model: its answers can be held to no form and to no tokens.",
+            param=param,
+            code="unsupported_parameter",
+        )
 
 
 def _sampling(body: GenerationBody, card: ModelCard, random_seed: int, logprobs: LogprobsWanted) -> SamplingParams:
@@ -253,7 +273,7 @@ def _sampling(body: GenerationBody, card: ModelCard, random_seed: int, logprobs:
         top_k=0 if top_k <= 0 or top_k >= card.vocab_size else int(top_k),
         top_p=float(top_p),
         min_p=float(min_p),
-        repetition_penalty=float(repetition),
+        repetition_penalty=max(float(repetition), LEAST_REPETITION_PENALTY),
         presence_penalty=float(presence),
         frequency_penalty=float(frequency),
         logit_bias=logit_bias(body.logit_bias or {}, card),

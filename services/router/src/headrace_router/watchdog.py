@@ -1,4 +1,5 @@
-"""When a generation has to look into the token log, and when it has waited too long. Pure; times are the loop's."""
+"""When a generation has to look into the token log, when it has to ask whether its request is still there, and when it
+has waited too long. Pure; times are the loop's."""
 
 NEVER = float("inf")
 LOOK_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0)
@@ -57,16 +58,17 @@ class Watchdog:
         """The log could not be read."""
         self.look_at = now + LOOK_DELAYS_S[-1]
 
-    def check(self, now: float) -> str | None:
-        """The code of what has gone wrong, if something has: `timeout` or `stalled`."""
+    def check(self, now: float) -> bool:
+        """Whether the time is up."""
         if now >= self._silence_at():
             self._looked_after = self._last_event_at
             self.look_at = now
-        if now >= self._deadline:
-            return "timeout"
-        if now >= self._stalled_at():
-            return "stalled"
-        return None
+        return now >= self._deadline
+
+    def is_stalled(self, now: float) -> bool:
+        """Something that has started is silent for so long that its request may be lost; the next event, or
+        `on_event`, ends that."""
+        return now >= self._stalled_at()
 
     def next_alarm(self) -> float:
         """When to check again if nothing happens."""

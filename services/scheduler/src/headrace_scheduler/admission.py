@@ -1,6 +1,11 @@
-"""Admits waiting sequences to workers: who is next (`waiting.py`), where there is room, and where it is best placed."""
+"""Admits waiting sequences to workers: who is next (`waiting.py`), where there is room, and where it is best placed.
+
+A sequence that was taken off a worker is admitted again only when that worker has confirmed it: until then it may tell
+of tokens that the user has got, and behind those the sequence must go on.
+"""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from headrace_scheduler.displacement import find_room
 from headrace_scheduler.ledger import PrefixMatch, WorkerLedger
@@ -16,6 +21,16 @@ ADAPTER_PATIENCE_S = 10.0
 """A sequence whose adapter no worker has is given up after so long: it was unloaded, or those that had it are gone."""
 MAX_MISSING = 1024
 """Adapters of which it is known since when they are missing."""
+
+
+class Promised(NamedTuple):
+    """What of a worker is for those who are on their way there."""
+
+    num_stays: int
+    num_blocks: int
+
+
+NOTHING_PROMISED = Promised(0, 0)
 
 
 class Admitter:
@@ -64,17 +79,24 @@ class Admitter:
             self._pass()
 
     def move_from(self, source: WorkerLedger) -> None:
-        """Moves requests to other workers, in the order of arrival, for as long as there are places. All choices of one
-        that are here go together: the first one computes the prompt for the others."""
+        """Moves requests to other workers, in the order of arrival, as many as find a place there now; the next ones
+        once these have left. All choices of one that are here go together: the first one computes the prompt for the
+        others."""
         if not any(ledger.accepting for ledger in self._workers.values()):
             return
+        returning = [sequence for sequence in self._registry.waiting if sequence.last_attempt is not None]
+        if any(sequence.is_leaving for sequence in returning):
+            return
+        promised: dict[WorkerId, Promised] = {}
+        for one in returning:
+            self._promise([one], promised)
         requests = {id(request): request for stay in source.running.values() if (request := stay.request) is not None}
         num_stuck = 0
         for request in sorted(requests.values(), key=lambda request: (request.stream_sequence, request.arrival)):
             stays = [stay for stay in source.running.values() if stay.request is request]
             sequences = [sequence for stay in stays if (sequence := stay.sequence) is not None]
             # A suspect's place is the worker of its trial, this one: it is to have another trial.
-            if not request.is_suspect and self._find_place(sequences[0]) is None:
+            if not request.is_suspect and not self._promise(sequences, promised):
                 num_stuck += 1
                 if num_stuck > LOOKAHEAD:
                     return
@@ -83,7 +105,17 @@ class Admitter:
                 source.stop(stay, tell=True)
                 self._registry.leave(sequence)
             self.num_moved += 1
-            self.admit()
+
+    def _promise(self, sequences: list[Sequence], promised: dict[WorkerId, Promised]) -> bool:
+        """Finds a place for choices of one request, the first of which computes the prompt. False: there is none."""
+        placed = self._find_place(sequences[0], promised)
+        if placed is None:
+            return False
+        worker_id, match = placed
+        num_blocks = self._workers[worker_id].num_new_blocks(sequences[0], match)
+        before = promised.get(worker_id, NOTHING_PROMISED)
+        promised[worker_id] = Promised(before.num_stays + len(sequences), before.num_blocks + num_blocks)
+        return True
 
     def see(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Ids in use on some worker."""
@@ -92,8 +124,14 @@ class Admitter:
     def _pass(self) -> None:
         walk = self._registry.waiting.walk()
         blocked: Sequence | None = None
-        num_passed = 0
+        num_passed = num_leaving = 0
         while num_passed <= LOOKAHEAD and (sequence := walk.next()) is not None:
+            if sequence.is_leaving:
+                walk.skip(sequence)
+                num_leaving += 1
+                continue
+            if num_leaving and num_leaving >= sum(ledger.num_places for ledger in self._workers.values()):
+                return  # the last places are theirs, in a moment
             if self._settle(sequence):
                 continue
             placed = self._find_place(sequence)
@@ -142,7 +180,9 @@ class Admitter:
                 return True
         return False
 
-    def _find_place(self, sequence: Sequence) -> tuple[WorkerId, PrefixMatch] | None:
+    def _find_place(
+        self, sequence: Sequence, promised: Mapping[WorkerId, Promised] | None = None
+    ) -> tuple[WorkerId, PrefixMatch] | None:
         reserved = self._registry.waiting.reserved
         own = self._suspects.place_of(sequence.request) if sequence.request.is_suspect else None
         if own is None and sequence.request.is_suspect:
@@ -150,8 +190,9 @@ class Admitter:
         matches: dict[WorkerId, PrefixMatch] = {}
         candidates: list[Candidate] = []
         for worker_id, ledger in self._workers.items():
+            taken = NOTHING_PROMISED if promised is None else promised.get(worker_id, NOTHING_PROMISED)
             # Where a running sequence is short of blocks none is free: spare the look.
-            if not ledger.accepting or ledger.short or len(ledger.running) >= ledger.max_stays:
+            if ledger.short or ledger.num_places <= taken.num_stays:
                 continue
             if own is not None and own != worker_id:
                 continue
@@ -162,7 +203,7 @@ class Admitter:
             if not ledger.can_take(sequence.request):
                 continue
             match = ledger.match(sequence)
-            num_free = ledger.pool.num_free - ledger.pool.count_free(match.block_ids)
+            num_free = ledger.pool.num_free - ledger.pool.count_free(match.block_ids) - taken.num_blocks
             num_free -= ledger.num_new_blocks(sequence, match)
             if num_free < ledger.headroom(sequence):
                 continue

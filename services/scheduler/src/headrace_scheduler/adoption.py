@@ -9,9 +9,11 @@ from headrace_scheduler.ledger import WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
 from headrace_shared.codec import unpack_ids
-from headrace_shared.messages import BlockId, Outcome, SequenceSnapshot
+from headrace_shared.errors import GRAMMAR_TOO_COMPLEX
+from headrace_shared.messages import GRAMMAR_FAILED, BlockId, Outcome, RequestId, SequenceSnapshot
 
 FAILED_MESSAGE = "The model could not go on with this request."
+GRAMMAR_MESSAGE = "The form that the answer must have became too complex to be followed any further."
 
 
 def block_tables(snapshot: Iterable[SequenceSnapshot]) -> list[list[BlockId]]:
@@ -80,22 +82,45 @@ def _take(registry: Registry, ledger: WorkerLedger, item: SequenceSnapshot, sequ
     else:
         stay = ledger.restore(admission.sequence_id, sequence, list(admission.block_ids), item.num_computed)
         registry.run(sequence, stay, admission.attempt)
-    if item.error is not None:
-        registry.fail(sequence.request, "internal_error", FAILED_MESSAGE, item.error)
-    elif item.finish is not None:
+    if over:
+        conclude(registry, sequence, item.error)
+
+
+def conclude(registry: Registry, sequence: Sequence, problem: str | None) -> None:
+    """Its worker says that it is over. `problem`: why it could not go on."""
+    if problem is not None:
+        fail(registry, sequence.request, problem)
+    else:
         registry.end(sequence, Outcome.FINISHED, tell=False)
 
 
-def abandon(registry: Registry, ledger: WorkerLedger) -> None:
-    """The ledger's sequences wait again."""
+def fail(registry: Registry, request: OwnedRequest, problem: str) -> None:
+    """`problem`: as a worker tells it, for our eyes."""
+    if problem.startswith(GRAMMAR_FAILED):
+        registry.fail(request, GRAMMAR_TOO_COMPLEX, GRAMMAR_MESSAGE, problem)
+    else:
+        registry.fail(request, "internal_error", FAILED_MESSAGE, problem)
+
+
+def abandon(registry: Registry, ledger: WorkerLedger, *, reads_logs: bool = False) -> list[OwnedRequest]:
+    """The ledger's sequences wait again; with `reads_logs`, only when `restore` has told what the log knows of them.
+    Returns whose they are."""
     sequences = [stay.sequence for stay in ledger.stays.values() if stay.sequence is not None]
-    running = [sequence for sequence in sequences if sequence.state is SequenceState.RUNNING]
     for sequence in sequences:
         registry.detach(sequence)
-    for sequence in running:
-        registry.wait(sequence)
-    for sequence in running:
-        registry.unpark(sequence.request)
+        if reads_logs:
+            registry.lose(sequence)
+        elif sequence.state is SequenceState.RUNNING:
+            registry.wait(sequence)
+    requests = list({id(sequence.request): sequence.request for sequence in sequences}.values())
+    for request in requests:
+        registry.unpark(request)
+    return requests
+
+
+def unknown_of(requests: Iterable[OwnedRequest]) -> tuple[RequestId, ...]:
+    """Those of which only the log knows how far they got."""
+    return tuple(request.request.request_id for request in requests if request.in_state(SequenceState.UNKNOWN))
 
 
 def restore(registry: Registry, request: OwnedRequest, logs: Mapping[int, ChoiceLog]) -> None:
@@ -107,9 +132,16 @@ def restore(registry: Registry, request: OwnedRequest, logs: Mapping[int, Choice
             continue
         if log is not None and (sequence.last_attempt is None or log.attempt > sequence.last_attempt):
             _catch_up(registry, sequence, log)
+        elif log is not None and sequence.state is SequenceState.UNKNOWN:
+            _learn(registry, sequence, log)  # its worker is lost, and had told more to its user than to us
         if sequence.state is SequenceState.UNKNOWN:
             registry.park(sequence)
     registry.unpark(request)
+
+
+def affected(ledger: WorkerLedger) -> list[OwnedRequest]:
+    """Requests that are not over and had something there, if only in flight."""
+    return list({id(r): r for stay in ledger.stays.values() if (r := stay.request) and r.num_open}.values())
 
 
 def aboard(ledger: WorkerLedger) -> list[OwnedRequest]:
@@ -135,6 +167,10 @@ def _catch_up(registry: Registry, sequence: Sequence, log: ChoiceLog) -> None:
         registry.wait(sequence)
     registry.detach(sequence)
     sequence.begin_attempt(log.attempt)
+    _learn(registry, sequence, log)
+
+
+def _learn(registry: Registry, sequence: Sequence, log: ChoiceLog) -> None:
     if len(log.output) > len(sequence.output):  # the log may have lost its beginning in a restart of the broker
         sequence.output = array("I", log.output)
     if log.finish is not None:

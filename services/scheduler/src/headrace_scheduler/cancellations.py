@@ -16,16 +16,15 @@ from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery, Message
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.messages import Cancel, RequestId
-from headrace_shared.subjects import ALL_CANCELS, CANCELS, cancel_subject
+from headrace_shared.subjects import ALL_CANCELS, CANCELS, MAX_TOMBSTONES, cancel_subject
 
 MAX_REMEMBERED = 10_000
-MAX_PER_REQUEST = 8
-"""As many as the stream keeps."""
 CLOCK_SLACK_S = 5.0
 """Most that we may be wrong about the broker's clock. Beyond it a tombstone could be missed, nothing worse."""
 MAX_CONCURRENT = 8
 RETRY_S = 0.5
-MAX_ATTEMPTS = 10
+MAX_ATTEMPTS = 60
+"""A cluster elects a leader in 4 to 9 s, and refuses at once meanwhile."""
 
 log = structlog.get_logger(__name__)
 
@@ -87,9 +86,11 @@ class Cancellations:
                 except BusError as error:
                     log.info("tombstone not readable yet", request_id=request_id, error=str(error))
                     await asyncio.sleep(RETRY_S)
+            else:
+                log.warning("tombstone not read: a cancelled request may run to its end", request_id=request_id)
 
     async def _read(self, request_id: RequestId) -> None:
-        for message in await self._bus.read(CANCELS.name, cancel_subject(request_id), MAX_PER_REQUEST):
+        for message in await self._bus.read(CANCELS.name, cancel_subject(request_id), MAX_TOMBSTONES):
             self._on_message(message)
 
     def _on_message(self, message: Message) -> None:
@@ -101,7 +102,7 @@ class Cancellations:
         heard = self._heard.setdefault(cancel.request_id, [])
         if cancel not in heard:
             heard.append(cancel)
-            del heard[:-MAX_PER_REQUEST]
+            del heard[:-MAX_TOMBSTONES]
         self._heard.move_to_end(cancel.request_id)
         while len(self._heard) > MAX_REMEMBERED:
             self._heard.popitem(last=False)

@@ -86,6 +86,8 @@ class Adoption(NamedTuple):
     log already holds the predecessor's RequestEnded, `restore` the others, and look for tombstones of cancels."""
     incomplete: tuple[RequestId, ...]
     """Those of them with choices of which nothing is known: without `restore` they never end."""
+    dropped: tuple[RequestId, ...] = ()
+    """Requests that were known and not in the snapshot any more. Where logs are to be read, they wait for `restore`."""
 
 
 @dataclass(slots=True)

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headrace_scheduler.ledger import Stay, WorkerLedger
+from headrace_scheduler.ledger import WorkerLedger
 from headrace_scheduler.sequence import Sequence
+from headrace_scheduler.stay import Stay
 from headrace_shared.messages import WorkerId
 
 MAX_DISPLACED = 3

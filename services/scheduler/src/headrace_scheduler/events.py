@@ -42,7 +42,11 @@ def event(method: Callable[Concatenate[O, P], T]) -> Callable[Concatenate[O, P],
     @wraps(method)
     def observed(self: O, *args: P.args, **kwargs: P.kwargs) -> T:
         if self.observer is not None:
-            arguments = signature.bind(self, *args, **kwargs).args[1:] if kwargs else args
+            arguments: tuple[Any, ...] = args
+            if kwargs:
+                bound = signature.bind(self, *args, **kwargs)
+                bound.apply_defaults()  # else what follows a default would be left out
+                arguments = bound.args[1:]
             self.observer.on_event(name, arguments)
         return method(self, *args, **kwargs)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from headrace_scheduler.decisions import Adoption, LossCause, WorkerFacts
+from headrace_scheduler.decisions import Adoption, LossCause
 from headrace_scheduler.handover import Handover
-from headrace_scheduler.hello_facts import apply_hello
+from headrace_scheduler.hello_facts import apply_hello, departure, facts_of, least_epoch, plausible
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.worker_link import WorkerLink
 from headrace_shared import codec
@@ -22,7 +22,7 @@ from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.fleet_messages import Hello, WorkerState
 from headrace_shared.leases import Leases
-from headrace_shared.messages import Progress, ReportMessage, SchedulerId, SequenceSnapshot, Snapshot, WorkerId
+from headrace_shared.messages import ReportMessage, RequestId, SchedulerId, SequenceSnapshot, Snapshot, WorkerId
 from headrace_shared.subjects import worker_lease_key
 
 SILENCE_S = 1.8
@@ -34,7 +34,7 @@ HANG_MARGIN_S = 1.0
 OLD_HELLO_S = 1.0
 """So long after an adoption a Hello may have been said before it: subscriptions keep no order among themselves."""
 BANISH_S = 30.0
-"""A worker that hung is not leased again for so long."""
+"""A worker that hung, or told what cannot be, is not leased again for so long."""
 TICK_S = 0.1
 COURTESY_S = 1.0
 """A free worker is left to peers with less than their share for so long."""
@@ -66,7 +66,9 @@ class Fleet:
     """Belongs to one event loop. Tells the core of workers that come, report and go, and calls
     - `wake()` when something has happened that the core may act on,
     - `on_adoption` with what the snapshot of a worker taught the core,
-    - `on_usurped(reason)` when a peer has taken a lease of ours: whatever we hold may be the peer's by now."""
+    - `on_dropped` with requests that a lost worker had, and that the core places when it knows what their log has,
+    - `on_usurped(reason)` when a peer has taken a lease of ours: whatever we hold may be the peer's by now; or when
+      the core is not to be trusted any more."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class Fleet:
         clock: Callable[[], float],
         wake: Callable[[], None],
         on_adoption: Callable[[WorkerId, Adoption, Sequence[SequenceSnapshot]], None],
+        on_dropped: Callable[[Sequence[RequestId]], None],
         on_usurped: Callable[[str], None],
         num_schedulers: Callable[[], int],
         is_present: Callable[[str], bool],
@@ -89,6 +92,7 @@ class Fleet:
         self._clock = clock
         self._wake = wake
         self._on_adoption = on_adoption
+        self._on_dropped = on_dropped
         self._on_usurped = on_usurped
         self._num_schedulers = num_schedulers
         self._is_present = is_present
@@ -134,9 +138,9 @@ class Fleet:
 
     def on_hello(self, message: Message) -> None:
         try:
-            hello = codec.decode(message.data, Hello)
+            hello = plausible(codec.decode(message.data, Hello))
         except ProtocolError as error:
-            log.warning("undecodable hello dropped", error=str(error))
+            log.warning("unusable hello dropped", error=str(error))
             return
         now = self._clock()
         worker = self._workers.get(hello.worker)
@@ -147,12 +151,9 @@ class Fleet:
             worker = self._workers[hello.worker] = _Worker(hello, now)
         worker.hello = hello
         worker.heard_at = now
-        if hello.state is WorkerState.LEAVING:
-            cause = LossCause.FAILED if hello.failure else LossCause.HANDED_OVER
-            self._lose(hello.worker, hello.failure or "it leaves", cause)
-            return
-        if hello.state is WorkerState.PARKED:
-            self._lose(hello.worker, "it is parked", LossCause.HANDED_OVER)
+        gone = departure(hello)
+        if gone is not None:
+            self._lose(hello.worker, *gone)
             return
         if apply_hello(self._core(), hello, now, accepting=self._may_accept(hello)):
             self._wake()
@@ -171,13 +172,18 @@ class Fleet:
             return
         now = self._clock()
         worker.heard_at = now
-        if isinstance(report, Progress):
-            if worker.link.on_progress(report, now):
+        try:
+            if isinstance(report, Snapshot):
+                self._on_snapshot(worker, report, now)
+            elif worker.link.on_progress(report, now):
                 self._core().apply_progress(report.worker, report, now)
                 if report.sequences or report.released:
                     self._wake()
-        else:
-            self._on_snapshot(worker, report, now)
+        except Exception:
+            # The core may be half changed, and requests in it would wait for ever.
+            log.exception("a report cannot be applied", worker=report.worker)
+            worker.link, worker.last_epoch, worker.adopt_at = None, 0, now + BANISH_S
+            self._on_usurped(f"a report of {report.worker} cannot be applied")
 
     async def run(self) -> None:
         """Leases, adopts, sends heartbeats and finds out who is lost; for ever."""
@@ -239,10 +245,7 @@ class Fleet:
         if link is None or sequences is None:
             return
         hello = worker.hello
-        facts = WorkerFacts(
-            hello.num_blocks, hello.block_size, hello.context, hello.max_sequences, hello.tokens_per_iteration
-        )
-        adoption = self._core().add_worker(snapshot.worker, facts, sequences, now)
+        adoption = self._core().add_worker(snapshot.worker, facts_of(hello), sequences, now, reads_logs=True)
         apply_hello(self._core(), hello, now, accepting=self._may_accept(hello))
         worker.last_epoch = link.epoch
         worker.num_failures = 0
@@ -274,7 +277,8 @@ class Fleet:
         """The next lease, with a higher epoch, repairs whatever is wrong."""
         assert worker.link is not None
         worker.num_failures += 1
-        delay_s = 0.0 if worker.num_failures == 1 else min(0.1 * 2**worker.num_failures, MAX_ADOPTION_DELAY_S)
+        doubled_s = min(0.1 * 2 ** min(worker.num_failures, 16), MAX_ADOPTION_DELAY_S)
+        delay_s = 0.0 if worker.num_failures == 1 else doubled_s
         worker.adopt_at = now + delay_s
         log.warning("adopting again", worker=worker_id, epoch=worker.link.epoch, reason=worker.link.broken)
         worker.link = None
@@ -287,7 +291,7 @@ class Fleet:
         log.warning("worker lost", worker=worker_id, reason=reason)
         worker.link = None
         worker.last_epoch = 0
-        self._core().worker_lost(worker_id, self._clock(), cause, reason)
+        self._on_dropped(self._core().worker_lost(worker_id, self._clock(), cause, reason, reads_logs=True))
         self._wake()
 
     async def _drop_dead(self) -> None:
@@ -372,7 +376,7 @@ class Fleet:
         key = worker_lease_key(worker_id)
         if key in self._leases.held:
             await self._leases.release(key)
-        lease = await self._leases.acquire(key)
+        lease = await self._leases.acquire(key, least_epoch(worker.hello))
         if lease is None:
             return
         if self._is_closing:

@@ -1,18 +1,17 @@
 """Takes requests from the queues, only while there is room for them and a worker to run them.
 
-The stream stays the queue: what this process holds is a window. Of each tenant's queues the first message may be in it
-even when others have filled it, so that whoever goes before them is seen. Interactive requests come first; batch
-requests fill what they leave, but wait no longer than BATCH_PATIENCE_S for it.
+The stream stays the queue: what this process holds is a window. Of each queue the first message is in it even when
+others have filled it, so that whoever goes before them is seen: another tenant, or who came earlier and is in another
+of the tenant's partitions, which a turn for each would serve without regard to how many wait there. Interactive
+requests come first; batch requests fill what they leave, but wait no longer than BATCH_PATIENCE_S for it.
 
 Each queue has one owner among the schedulers (`queue_owners.py`). Who has nothing to do takes from the others' queues.
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 
 import structlog
-from msgspec import Struct
 
 from headrace_scheduler.cancellations import Cancellations
 from headrace_scheduler.decisions import OUTCOMES, AddResult, EndedRequest
@@ -20,16 +19,16 @@ from headrace_scheduler.endings import Endings
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
 from headrace_scheduler.queue_owners import owners, to_steal
+from headrace_scheduler.queued_request import RequestHead, head_of, parse_request
 from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
 from headrace_scheduler.token_log import first_index, read_log
-from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.message_sizes import largest_message
-from headrace_shared.messages import CancelReason, Lane, Outcome, Request, RequestEnded, RequestId, RouterId
-from headrace_shared.subjects import REQUESTS, Queue, queues_of
+from headrace_shared.messages import CancelReason, Lane, Outcome, Request, RequestEnded, RequestId
+from headrace_shared.subjects import ACK_WAIT_S, REQUESTS, Queue, queues_of
 
 NUM_PULLERS = 16
 """Concurrent pulls, shared among the queues of this scheduler; each takes one message at a time."""
@@ -48,21 +47,13 @@ MAX_STEAL_S = 0.8
 STOLEN_PULL_S = 0.2
 RETRY_S = 0.25
 """Also how soon a pull without room looks again by itself; passes that make room tell at once."""
-MAX_CHOICES = 128
+MAX_TAKE_S = ACK_WAIT_S - 1.0
+"""Until a message that was pulled is ours. Slower, as when we were frozen, a peer may have it before our first sign of
+life."""
 _WORDS = {CancelReason.DEADLINE: ("timeout", "The request took too long.")}
 """Code and message."""
 
-_REQUEST_ID = re.compile(r"[0-9a-f]{32}")
-_ROUTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
 log = structlog.get_logger(__name__)
-
-
-class _RequestHead(Struct, frozen=True, kw_only=True, tag="Request"):
-    """What is needed to tell a router that its request is unusable."""
-
-    request_id: RequestId
-    router: RouterId
 
 
 class _Pulled:
@@ -76,7 +67,7 @@ class _Pulled:
         self.asked_at: float | None = None
         """When the first pull that is under way was begun."""
         self.is_busy = asyncio.Event()
-        """The last pull has brought something."""
+        """By what the last pull has brought there is more."""
 
 
 class Intake:
@@ -127,23 +118,34 @@ class Intake:
         self._num_pulling = 0
         self._has_room = asyncio.Event()
         self._num_without_room = 0
+        self._held_up: dict[_Pulled, asyncio.Event] = {}
+        """First pulls that may not begin, for each what tells it that it may."""
         self._is_stopping = False
         self.num_refused = 0
         """Messages that were unusable, since the start."""
 
     def stop(self) -> None:
         self._is_stopping = True
-        self._has_room.set()
+        for may_go in (self._has_room, *self._held_up.values()):
+            may_go.set()
         for queues in self._flows.values():
             for pulled in queues:
                 pulled.is_busy.set()
 
     def on_pass(self) -> None:
-        """A scheduling pass may have made room."""
-        if self._num_without_room and (len(self._flows) > 1 or self._core().room() > self._num_pulling):
+        """A scheduling pass may have made room, or found a place for the first of a queue."""
+        if not self._num_without_room and not self._held_up:
+            return
+        core = self._core()
+        room = core.room()
+        if self._num_without_room and room > self._num_pulling:
             self._has_room.set()
             if not self._is_stopping:
                 self._has_room = asyncio.Event()  # who waits now is woken; who comes later waits for the next pass
+        if core.accepts:
+            for pulled, may_go in self._held_up.items():
+                if room > 0 or not self._waits(pulled.last):
+                    may_go.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
@@ -169,7 +171,7 @@ class Intake:
         """Hands one message of the queue to the core, or ends it. Raises BusError: it is offered again later.
         `pulled_at`: when the pull that got it began; now, if not given. Returns the request's id, if it has one."""
         try:
-            request = _parse(delivery.data, self._model)
+            request = parse_request(delivery.data, self._model)
         except ProtocolError as error:
             await self._refuse(delivery, str(error))
             return None
@@ -180,7 +182,7 @@ class Intake:
         return request.request_id
 
     async def _take(self, request: Request, delivery: Delivery) -> None:
-        request_id = request.request_id
+        request_id, began_at = request.request_id, self._clock()
         if largest_message(request) > self._bus.max_payload:
             log.error("request too large", request_id=request_id, num_bytes=len(delivery.data))
             self._fail(delivery, request, "The prompt and its answer are too long.", code="context_length_exceeded")
@@ -193,7 +195,11 @@ class Intake:
                 return
             logs = known.choices
             losses = await self._losses.read(request_id)
-        if (verdict := await self._judge(request, delivery)) is not None:
+        verdict = await self._judge(request, delivery)
+        if self._clock() - began_at > MAX_TAKE_S:
+            log.warning("taken too slowly: the queue may have offered it to others", request_id=request_id)
+            return
+        if verdict is not None:
             self._end(delivery, request, OUTCOMES[verdict], *_WORDS.get(verdict, ("", "")))
             return
         result = self._core().add_request(
@@ -223,7 +229,7 @@ class Intake:
         return cancel.reason if cancel is not None else await self._lifetimes.verdict(request, delivery)
 
     async def _pull_loop(self, pulled: _Pulled, number: int) -> None:
-        """The first pull of a queue is always under way; the others join while it brings something."""
+        """The first pull of a queue is always under way; the others join while there is more than that brings."""
         while not self._is_stopping:
             try:
                 if number:
@@ -233,7 +239,7 @@ class Intake:
                 elif self._has_room_for(pulled, number):
                     await self._pull(pulled, number)
                 else:
-                    await self._wait_for_room()
+                    await self._wait_for_room(pulled, number)
             except BusError as error:
                 log.info("queue not readable", consumer=pulled.spec.name, error=str(error))
                 await asyncio.sleep(RETRY_S)
@@ -246,11 +252,12 @@ class Intake:
     def _has_room_for(self, pulled: _Pulled, number: int) -> bool:
         if not self._bus.is_connected or not self._may_pull():
             return False
-        room = self._core().room()
+        core = self._core()
+        room = core.room()
         if number:
             return room > self._num_pulling and self._num_pulling < NUM_PULLERS
         # An idle pull holds no room, or a few empty queues would keep the others from being looked at.
-        return room > 0 or (len(self._flows) > 1 and not self._waits(pulled.last))
+        return room > 0 or (core.accepts and not self._waits(pulled.last))
 
     def _waits(self, request_id: RequestId | None) -> bool:
         """No worker has any of it yet."""
@@ -317,15 +324,22 @@ class Intake:
         delivery = await self._bus.pull(pulled.spec, STOLEN_PULL_S)
         return delivery is not None and await self._accept(delivery, pulled_at) is not None
 
-    async def _wait_for_room(self) -> None:
-        self._num_without_room += 1
+    async def _wait_for_room(self, pulled: _Pulled, number: int) -> None:
+        may_go = self._has_room
+        if number:
+            self._num_without_room += 1
+        else:
+            may_go = self._held_up[pulled] = asyncio.Event()
         try:
             async with asyncio.timeout(RETRY_S):
-                await self._has_room.wait()
+                await may_go.wait()
         except TimeoutError:
             return  # the worker or the broker that was missing may be back
         finally:
-            self._num_without_room -= 1
+            if number:
+                self._num_without_room -= 1
+            else:
+                del self._held_up[pulled]
 
     async def _pull(self, pulled: _Pulled, number: int) -> None:
         pulled_at = self._clock()
@@ -342,10 +356,12 @@ class Intake:
                 pulled.asked_at = None
         if pulled.queue.lane is Lane.BATCH:
             self._batch_at = self._clock()
-        if delivery is None:
-            pulled.is_busy.clear()
-        else:
+        # What is offered again is not counted as pending.
+        if delivery is not None and (delivery.num_pending or delivery.num_delivered > 1):
             pulled.is_busy.set()
+        else:
+            pulled.is_busy.clear()
+        if delivery is not None:
             pulled.last = await self._accept(delivery, pulled_at)
 
     async def _accept(self, delivery: Delivery, pulled_at: float) -> RequestId | None:
@@ -358,40 +374,19 @@ class Intake:
         """Nobody will ever be able to run it, so that it must not come back; its router is told if it can be found."""
         self.num_refused += 1
         log.error("unusable message taken out of the queue", problem=problem, subject=delivery.subject)
-        try:
-            head = codec.decode(delivery.data, _RequestHead)
-        except ProtocolError:
-            head = None
-        if head is not None and _are_ids(head.request_id, head.router):
+        head = head_of(delivery.data)
+        if head is not None:
             self._fail(delivery, head, "The request is not readable.")
         else:
             await self._endings.acknowledge(delivery.ack_subject)
 
     def _fail(
-        self, delivery: Delivery, request: Request | _RequestHead, message: str, code: str = "internal_error"
+        self, delivery: Delivery, request: Request | RequestHead, message: str, code: str = "internal_error"
     ) -> None:
         self._end(delivery, request, Outcome.FAILED, code, message)
 
     def _end(
-        self, delivery: Delivery, request: Request | _RequestHead, outcome: Outcome, code: str, message: str
+        self, delivery: Delivery, request: Request | RequestHead, outcome: Outcome, code: str, message: str
     ) -> None:
         event = RequestEnded(request_id=request.request_id, outcome=outcome, code=code, message=message)
         self._endings.end(EndedRequest(event, request.router, delivery.ack_subject, delivery.stream_sequence))
-
-
-def _parse(data: bytes, model: str) -> Request:
-    """The router has checked what a client sent; this is about messages that no router of ours has written."""
-    request = codec.decode(data, Request)
-    if not _are_ids(request.request_id, request.router):
-        raise ProtocolError("the ids are malformed")
-    if request.model != model:
-        raise ProtocolError(f"it is for the model {request.model!r}")
-    if not request.prompt or len(request.prompt) % 4:
-        raise ProtocolError("the prompt is malformed")
-    if not 1 <= request.num_choices <= MAX_CHOICES or request.stop.max_tokens < 1:
-        raise ProtocolError("the number of choices or tokens is out of range")
-    return request
-
-
-def _are_ids(request_id: RequestId, router: RouterId) -> bool:
-    return bool(_REQUEST_ID.fullmatch(request_id) and _ROUTER_ID.fullmatch(router))

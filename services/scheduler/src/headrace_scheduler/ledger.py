@@ -1,71 +1,17 @@
-"""What one leased worker holds by our reckoning: its blocks, its sequences, and the credit that it has yet to be sent.
+"""What one leased worker holds by our reckoning: its blocks, its sequences, and the credit it has yet to be sent."""
 
-Lifetimes of a stay (one sequence id):
-
-    admit ─────────────── running ───────────┬── stop ── releasing ── confirm
-    (blocks referenced)   advance, extend    │           (blocks awaiting)
-                                             └─ finished, cancelled, preempted, or dropped by the worker
-"""
-
-import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace_scheduler.blocks import BlockPool
 from headrace_scheduler.decisions import Credit, WorkerFacts, WorkerGauges
-from headrace_scheduler.prefix_index import BlockHash, block_hash, last_hash
+from headrace_scheduler.prefix_index import block_hash, last_hash
 from headrace_scheduler.sequence import Order, OwnedRequest, Rank, Sequence, SequenceState
+from headrace_scheduler.stay import NEVER, Stay
 from headrace_shared.messages import BlockId, Extension, SequenceId
 
 ADMIT_AHEAD = 8
 """One sequence is admitted ahead for so many places in the batch."""
-NEVER = sys.maxsize
-
-
-class Stay:
-    """One stay of one sequence on one worker, from admission until the worker confirms the release of its blocks."""
-
-    __slots__ = (
-        "block_ids",
-        "chain",
-        "extend_at",
-        "index_at",
-        "known_at_start",
-        "ledger",
-        "num_computed",
-        "num_indexed",
-        "parent",
-        "request",
-        "sequence",
-        "sequence_id",
-    )
-
-    def __init__(
-        self, ledger: "WorkerLedger", sequence_id: SequenceId, sequence: Sequence | None, block_ids: list[BlockId]
-    ) -> None:
-        self.ledger = ledger
-        self.sequence_id = sequence_id
-        self.sequence = sequence
-        """None: its progress is of no interest any more."""
-        self.request = None if sequence is None else sequence.request
-        """Whose it was from the beginning: an iteration in flight may still be the end of the worker."""
-        self.block_ids = block_ids
-        self.num_computed = 0
-        self.known_at_start = 0
-        """Tokens at the admission: those not yet computed are the worker's backlog."""
-        self.extend_at = NEVER
-        """Number of tokens at which the horizon falls short. NEVER if it has all it needs, or is in `short` already."""
-        self.index_at = NEVER
-        """Number of computed positions at which the next block is full."""
-        self.chain: list[BlockHash] = []
-        """Hashes of the first blocks, known from the admission."""
-        self.num_indexed = 0
-        self.parent: BlockHash | None = None
-        """Hash of the last indexed block."""
-
-    @property
-    def num_backlog(self) -> int:
-        return max(0, self.known_at_start - self.num_computed)
 
 
 class PrefixMatch(NamedTuple):
@@ -259,6 +205,11 @@ class WorkerLedger:
     def has_place(self) -> bool:
         """A new sequence would take part in the next iteration."""
         return len(self.running) < self.facts.max_sequences
+
+    @property
+    def num_places(self) -> int:
+        """How many more sequences may be admitted, as far as blocks allow."""
+        return max(0, self.max_stays - len(self.running)) if self.accepting else 0
 
     def num_welcome(self) -> int:
         """How many waiting sequences could be admitted soon: by free slots and by blocks, taking the running ones as

@@ -15,12 +15,11 @@ from headrace_shared import codec
 from headrace_shared.bus import Bus, Delivery, Message
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.fleet_messages import Telemetry
+from headrace_shared.hearing import Hearing
 from headrace_shared.messages import Attached, CancelReason, Request, RequestId, RouterId
 from headrace_shared.subjects import ALL_ATTACHED, telemetry_subject
 
 CHECK_S = 0.5
-FREEZE_S = 2.0
-"""Without a check for so long we were not running, and heard nobody."""
 MEASURE_S = 60.0
 """Between two looks at the broker's clock."""
 
@@ -31,6 +30,12 @@ class _Life(NamedTuple):
     request: Request
     queued_at: float
     """Monotonic; not earlier than it was."""
+    taken_at: float = 0.0
+    """Monotonic: since when we have it."""
+    published_at: float | None = None
+    """By the broker's clock."""
+    is_sure: bool = False
+    """`queued_at` was looked at again, since by it the request's time is up."""
 
 
 class Lifetimes:
@@ -52,7 +57,7 @@ class Lifetimes:
         self._held = held
         self._clock = clock
         self._listeners = Listeners(reattach_timeout_s, clock())
-        self._checked_at = clock()
+        self._hearing = Hearing(bus, clock())
         self._lives: dict[RequestId, _Life] = {}
         """Of those held, and some that were until the last check."""
 
@@ -80,8 +85,8 @@ class Lifetimes:
     def on_taken(self, request: Request, published_at: float | None) -> None:
         """The core has it now, from the queue or from another scheduler. `published_at`: None if it is not known."""
         if request.request_id not in self._lives:
-            age_s = 0.0 if published_at is None else self._broker_clock.age_s(published_at)
-            self._lives[request.request_id] = _Life(request, self._clock() - age_s)
+            now = self._clock()
+            self._lives[request.request_id] = _Life(request, now - self._age_s(published_at), now, published_at)
 
     async def run(self) -> None:
         measured_at = self._clock()
@@ -92,9 +97,10 @@ class Lifetimes:
             self._listeners.prune(now)
             held = set(self._held())
             self._lives = {key: life for key, life in self._lives.items() if key in held}
+            await self._look_again()
             for request_id, life in self._lives.items():
                 reason = self._judge(life)
-                if reason is not None:
+                if reason is not None and (life.is_sure or reason is not CancelReason.DEADLINE):
                     log.info("request cancelled", request_id=request_id, reason=reason, router=life.request.router)
                     self._cancel(request_id, reason)
             if now - measured_at > MEASURE_S and self._bus.is_connected:
@@ -103,6 +109,29 @@ class Lifetimes:
                     await self._broker_clock.measure()
                 except BusError as error:
                     log.info("the broker's clock was not read", error=str(error))
+
+    async def _look_again(self) -> None:
+        """At those whose time seems to be up: should the broker's clock have made a step, they may be as young as we
+        know them."""
+        doubtful = [
+            (request_id, life)
+            for request_id, life in self._lives.items()
+            if not life.is_sure and self._judge(life) is CancelReason.DEADLINE
+        ]
+        if not doubtful:
+            return
+        try:
+            await self._broker_clock.measure()
+        except BusError as error:
+            log.info("the broker's clock was not read", error=str(error))
+            return
+        now = self._clock()
+        for request_id, life in doubtful:
+            queued_at = min(life.taken_at, now - self._age_s(life.published_at))
+            self._lives[request_id] = life._replace(queued_at=queued_at, is_sure=True)
+
+    def _age_s(self, published_at: float | None) -> float:
+        return 0.0 if published_at is None else self._broker_clock.age_s(published_at)
 
     def _judge(self, life: _Life) -> CancelReason | None:
         now = self._clock()
@@ -114,9 +143,8 @@ class Lifetimes:
 
     def _notice_freeze(self) -> None:
         now = self._clock()
-        if now - self._checked_at > FREEZE_S or not self._bus.is_connected:
+        if self._hearing.had_gap(now):
             self._listeners.begin(now)
-        self._checked_at = now
 
     def _on_telemetry(self, message: Message) -> None:
         try:

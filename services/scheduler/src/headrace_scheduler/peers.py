@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from headrace_shared import codec
 from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import ProtocolError
-from headrace_shared.fleet_messages import Telemetry
+from headrace_shared.figures import read_figures
 from headrace_shared.messages import SchedulerId
 from headrace_shared.subjects import telemetry_subject
 from headrace_shared.telemetry import NUM_WAITING
@@ -64,7 +63,7 @@ class Peers:
 
     def on_telemetry(self, message: Message) -> None:
         try:
-            telemetry = codec.decode(message.data, Telemetry)
+            telemetry = read_figures(message.data)
         except ProtocolError:
             return  # figures of a newer version, perhaps; a peer that cannot be counted takes its share all the same
         # Here and not where they are counted, so that an outage of the broker makes nobody forgotten.

@@ -7,28 +7,16 @@ core gets the decisions themselves, and can tell that they are the same.
 
 import hashlib
 from array import array
-from types import ModuleType
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from headrace_scheduler import (
-    admission,
-    blocks,
-    decisions,
-    fairness,
-    ledger,
-    registry,
-    scheduler,
-    sequence,
-    suspects,
-    waiting,
-)
 from headrace_scheduler.decisions import Decisions
 from headrace_scheduler.object_graph import ObjectGraph
 from headrace_scheduler.scheduler import Scheduler
-from headrace_shared import fleet_messages, messages, record_messages
 
 CHUNK_BYTES = 512 * 1024
 """A chunk is complete when it has so many."""
@@ -43,6 +31,24 @@ MAX_STATE_BYTES = 8 * 1024 * 1024
 """A core with a larger state is not recorded: it would be a load on the broker. About 100,000 blocks."""
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 """Of chunks that wait to be fetched; above it recording starts anew with a keyframe."""
+
+_MODULES = (
+    "headrace_scheduler.admission",
+    "headrace_scheduler.blocks",
+    "headrace_scheduler.decisions",
+    "headrace_scheduler.fairness",
+    "headrace_scheduler.ledger",
+    "headrace_scheduler.registry",
+    "headrace_scheduler.scheduler",
+    "headrace_scheduler.sequence",
+    "headrace_scheduler.stay",
+    "headrace_scheduler.suspects",
+    "headrace_scheduler.waiting",
+    "headrace_shared.messages",
+    "headrace_shared.fleet_messages",
+    "headrace_shared.record_messages",
+)
+"""Whose classes a core's state is made of."""
 
 PASS = "schedule"
 Record = tuple[str, msgspec.Raw]
@@ -182,31 +188,15 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__qualname__} in an event")
 
 
-def _classes_of(*modules: ModuleType) -> list[type]:
+def _classes_of(modules: Iterable[str]) -> list[type]:
     """Those that are defined there, in a fixed order."""
     named = {
         (kind.__module__, kind.__qualname__): kind
         for module in modules
-        for kind in vars(module).values()
-        if isinstance(kind, type) and kind.__module__ == module.__name__
+        for kind in vars(import_module(module)).values()
+        if isinstance(kind, type) and kind.__module__ == module
     }
     return [named[name] for name in sorted(named)]
 
 
-STATE = ObjectGraph(
-    _classes_of(
-        admission,
-        blocks,
-        decisions,
-        fairness,
-        ledger,
-        registry,
-        scheduler,
-        sequence,
-        suspects,
-        waiting,
-        messages,
-        fleet_messages,
-        record_messages,
-    )
-)
+STATE = ObjectGraph(_classes_of(_MODULES))

@@ -8,8 +8,8 @@ from collections import OrderedDict
 
 from headrace_scheduler.decisions import EndedRequest
 from headrace_scheduler.fairness import Shares
-from headrace_scheduler.ledger import Stay
 from headrace_scheduler.sequence import OwnedRequest, Sequence, SequenceState
+from headrace_scheduler.stay import Stay
 from headrace_scheduler.waiting import WaitingList
 from headrace_shared.messages import Outcome, Request, RequestEnded, RequestId
 from headrace_shared.record_messages import DeadRequest
@@ -95,6 +95,17 @@ class Registry:
         """A running sequence lost its stay, which has been stopped: it waits again, and so may its siblings."""
         self.wait(sequence)
         self.unpark(sequence.request)
+
+    def lose(self, sequence: Sequence) -> None:
+        """The worker of a sequence that runs, or was to leave it, is gone: only the log knows how far it had got."""
+        share = sequence.request.share
+        if sequence.state is SequenceState.RUNNING:
+            self.num_unplaced += 1
+            self.shares.run_no_more(share, sequence.level)
+        elif sequence.state is SequenceState.WAITING:
+            self.waiting.remove(sequence)
+            self.shares.wait_no_more(share)
+        sequence.to(SequenceState.UNKNOWN)
 
     def detach(self, sequence: Sequence) -> None:
         """The latest stay's progress is of no interest any more."""

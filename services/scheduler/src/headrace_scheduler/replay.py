@@ -7,7 +7,8 @@ A file is a row of stored messages, each behind its length (4 bytes, big-endian)
 
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +89,14 @@ def chunks(messages: Iterable[bytes]) -> Iterator[Chunk]:
                 yield decoder.decode(data)
             except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
                 raise ProtocolError(f"undecodable chunk of a recording: {error}") from error
+
+
+def nothing_of(request_id: str, recorded: Sequence[Chunk]) -> str:
+    """What to say to whoever asks for a request that a recording does not know."""
+    if not recorded:
+        return "the recording is empty"
+    begin = datetime.fromtimestamp(min(chunk.begun_at for chunk in recorded), UTC)
+    return f"the recording, which begins at {begin:%Y-%m-%d %H:%M:%S}Z, knows no request {request_id}"
 
 
 Before = Callable[[Scheduler, str, tuple[Any, ...]], None]
@@ -171,14 +180,14 @@ def main(argv: list[str]) -> int:
     try:
         report = run(read_file(Path(argv[0])), sys.stdout.write)
     except (ProtocolError, OSError) as error:
-        sys.stderr.write(f"replay: {error}\n")
+        sys.stderr.write(f"headrace replay: {error}\n")
         return 2
     sys.stdout.write(
         f"{report.num_events} events, {report.num_passes} passes, {report.num_grants} grants: "
         + (f"{report.num_different} passes differ\n" if report.num_different else "every decision is the same\n")
     )
     if not report.num_events:
-        sys.stderr.write("replay: nothing to replay: the recording holds no state to start from\n")
+        sys.stderr.write("headrace replay: nothing to replay: the recording holds no state to start from\n")
         return 2
     return 1 if report.num_different else 0
 

@@ -19,15 +19,8 @@ from headrace_scheduler.decisions import Adoption, EndedRequest
 from headrace_shared.bus import Delivery
 from headrace_shared.messages import Admission, Outcome, Request, RequestId, SchedulerId, SequenceSnapshot, WorkerId
 from headrace_shared.subjects import progress_subject
-from headrace_shared.telemetry import TraceContext
-from headrace_shared.tracing import (
-    PROGRESS_TEMPLATE,
-    REQUESTS_TEMPLATE,
-    Tracing,
-    Value,
-    messaging,
-    sampled_context,
-)
+from headrace_shared.trace_context import TraceContext
+from headrace_shared.tracing import PROGRESS_TEMPLATE, REQUESTS_TEMPLATE, Tracing, Value, messaging, sampled_context
 
 
 class Placement(NamedTuple):

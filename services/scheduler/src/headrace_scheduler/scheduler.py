@@ -7,7 +7,17 @@ returns. Each event method leaves every structure consistent (`check_integrity`)
 from collections.abc import Collection, Iterator, Mapping
 
 from headrace_scheduler.admission import Admitter
-from headrace_scheduler.adoption import FAILED_MESSAGE, abandon, aboard, adopt, block_tables, is_self_contained, restore
+from headrace_scheduler.adoption import (
+    abandon,
+    aboard,
+    adopt,
+    affected,
+    block_tables,
+    conclude,
+    is_self_contained,
+    restore,
+    unknown_of,
+)
 from headrace_scheduler.decisions import (
     OUTCOMES,
     AddResult,
@@ -21,18 +31,18 @@ from headrace_scheduler.decisions import (
     WorkerFacts,
 )
 from headrace_scheduler.events import Observer, event
+from headrace_scheduler.gauges import gauges_of
 from headrace_scheduler.integrity import check_integrity
-from headrace_scheduler.ledger import Stay, WorkerLedger
+from headrace_scheduler.ledger import WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import OwnedRequest, SequenceState
+from headrace_scheduler.stay import Stay
 from headrace_scheduler.suspects import MESSAGE, QUARANTINED, Suspects
 from headrace_shared.messages import (
     CancelReason,
-    Outcome,
     Progress,
     Request,
     RequestId,
-    SequenceProgress,
     SequenceSnapshot,
     WorkerId,
 )
@@ -68,19 +78,26 @@ class Scheduler:
 
     @event
     def add_worker(
-        self, worker_id: WorkerId, facts: WorkerFacts, snapshot: Collection[SequenceSnapshot], now: float
+        self,
+        worker_id: WorkerId,
+        facts: WorkerFacts,
+        snapshot: Collection[SequenceSnapshot],
+        now: float,
+        reads_logs: bool = False,
     ) -> Adoption:
         """A worker whose lease we hold, with all parts of its snapshot (empty if it holds nothing).
 
         Also for a known worker that was adopted again under a new epoch: the snapshot is the truth, credit that was
         decided for it but not yet fetched by `schedule` is void, and sequences that it does not hold are placed anew.
+        `reads_logs`: as in `worker_lost`.
         """
         self._registry.now = now
         old = self._workers.pop(worker_id, None)
         config = self._config
         ledger = WorkerLedger(facts, config.horizon_blocks, config.prefix_caching, block_tables(snapshot))
+        dropped = []
         if old is not None:
-            abandon(self._registry, old)
+            dropped = abandon(self._registry, old, reads_logs=reads_logs)
             ledger.accepting, ledger.evacuates, ledger.adapters = old.accepting, old.evacuates, old.adapters
         self._workers[worker_id] = ledger
         new = adopt(self._registry, ledger, snapshot)
@@ -89,24 +106,29 @@ class Scheduler:
         for request in new:
             self._registry.unpark(request)
         self._registry.may_admit = True
-        ids = [request.request.request_id for request in new]
-        incomplete = [request.request.request_id for request in new if request.in_state(SequenceState.UNKNOWN)]
-        return Adoption(tuple(ids), tuple(incomplete))
+        return Adoption(tuple(request.request.request_id for request in new), unknown_of(new), unknown_of(dropped))
 
     @event
     def worker_lost(
-        self, worker_id: WorkerId, now: float, cause: LossCause = LossCause.VANISHED, reason: str = ""
-    ) -> None:
-        """Died, leaves, or its lease is gone. Its sequences wait again, with their output. Unknown: no-op."""
+        self,
+        worker_id: WorkerId,
+        now: float,
+        cause: LossCause = LossCause.VANISHED,
+        reason: str = "",
+        reads_logs: bool = False,
+    ) -> tuple[RequestId, ...]:
+        """Died, leaves, or its lease is gone. Its sequences wait again, with their output; with `reads_logs`, once
+        `restore` has told what their users have got beyond that: returns whose log is to be read. Unknown: no-op."""
         self._registry.now = now
         ledger = self._workers.pop(worker_id, None)
         if ledger is None:
-            return
-        requests = list({id(r): r for stay in ledger.stays.values() if (r := stay.request) and r.num_open}.values())
-        abandon(self._registry, ledger)
+            return ()
+        requests = affected(ledger)
+        dropped = abandon(self._registry, ledger, reads_logs=reads_logs)
         self._num_losses += len(requests)
         self._suspects.lost(worker_id, ledger, requests, cause, reason)
         self._registry.may_admit = True
+        return unknown_of(dropped)
 
     def can_hand_over(self, worker_id: WorkerId) -> bool:
         """Whether a peer would find all of the worker's requests in its snapshot and their logs: none of them runs on
@@ -204,8 +226,8 @@ class Scheduler:
 
     @event
     def restore(self, request_id: RequestId, logs: Mapping[int, ChoiceLog], now: float) -> None:
-        """Tells what the log knows of an adopted request. A choice whose log has a later attempt than the adopted one
-        is placed anew (or has finished); unknown choices that are absent from `logs` start afresh."""
+        """Tells what the log knows of a request that was adopted, or has lost its worker. A choice whose log has a
+        later attempt is placed anew (or has finished); unknown ones without a log go on with what is known."""
         self._registry.now = now
         request = self._registry.requests.get(request_id)
         if request is not None:
@@ -257,7 +279,7 @@ class Scheduler:
             ledger.advance(stay, item.num_computed)
             request = sequence.request
             if item.finish is not None or item.error is not None:
-                self._over(item, stay)
+                conclude(self._registry, sequence, item.error)
             elif request.prompt_length + len(sequence.output) >= stay.extend_at:
                 ledger.note_short(stay)
             if before < request.prompt_length <= item.num_computed:
@@ -342,32 +364,12 @@ class Scheduler:
 
     def gauges(self) -> Gauges:
         """Figures of now. Linear in the number of running sequences: for once a second."""
-        workers = {worker_id: ledger.gauges() for worker_id, ledger in self._workers.items()}
-        return Gauges(
-            num_requests=len(self._registry.requests),
-            num_waiting=self._registry.num_unplaced,
-            num_running=sum(len(ledger.running) for ledger in self._workers.values()),
-            num_preemptions=self._num_preemptions + self._admitter.num_displaced,
-            num_losses=self._num_losses,
-            num_trials=sum(ledger.trial is not None for ledger in self._workers.values()),
-            num_moved=self._admitter.num_moved,
-            num_admissions=self._admitter.num_admissions,
-            num_known_tokens=self._admitter.num_known_tokens,
-            num_cached_tokens=self._admitter.num_cached_tokens,
-            workers=workers,
-        )
+        num_preemptions = self._num_preemptions + self._admitter.num_displaced
+        return gauges_of(self._registry, self._workers, self._admitter, num_preemptions, self._num_losses)
 
     def check_integrity(self) -> None:
         """Raises AssertionError, with the values, if any structure disagrees with another (I1). For tests and idle."""
         check_integrity(self._registry, self._workers, self._admitter.next_sequence_id)
-
-    def _over(self, item: SequenceProgress, stay: Stay) -> None:
-        sequence = stay.sequence
-        assert sequence is not None, stay.sequence_id
-        if item.error is not None:
-            self._registry.fail(sequence.request, "internal_error", FAILED_MESSAGE, item.error)
-        else:
-            self._registry.end(sequence, Outcome.FINISHED, tell=False)
 
     def _confirm(self, ledger: WorkerLedger, stay: Stay) -> None:
         sequence = stay.sequence

@@ -1,7 +1,7 @@
 """One request and its choices, each a sequence of tokens, wherever they are. Owns their states; knows no blocks.
 
 A sequence is prompt + output. It has no prefill or decode phase: the worker's `num_computed` catches up with that.
-The time it spends on one worker under one id is a `Stay` (`ledger.py`).
+The time it spends on one worker under one id is a `Stay` (`stay.py`).
 """
 
 from array import array
@@ -15,12 +15,12 @@ from headrace_shared.codec import pack_ids
 from headrace_shared.messages import Outcome, Request, WorkerId
 
 if TYPE_CHECKING:
-    from headrace_scheduler.ledger import Stay
+    from headrace_scheduler.stay import Stay
 
 
 class SequenceState(Enum):
     UNKNOWN = "unknown"
-    """A sibling was adopted, but only the token log knows what became of this one."""
+    """Only the token log knows what became of it: a sibling was adopted, or it has lost its worker."""
     PARKED = "parked"
     """A sibling computes the prompt, or is about to; then this one can share its blocks."""
     WAITING = "waiting"
@@ -34,9 +34,9 @@ _UNKNOWN, _PARKED, _WAITING, _RUNNING, _ENDED = SequenceState
 
 TRANSITIONS: Mapping[SequenceState, frozenset[SequenceState]] = {
     _UNKNOWN: frozenset({_PARKED, _WAITING, _RUNNING, _ENDED}),
-    _PARKED: frozenset({_WAITING, _RUNNING, _ENDED}),
-    _WAITING: frozenset({_PARKED, _RUNNING, _ENDED}),
-    _RUNNING: frozenset({_WAITING, _ENDED}),
+    _PARKED: frozenset({_UNKNOWN, _WAITING, _RUNNING, _ENDED}),
+    _WAITING: frozenset({_UNKNOWN, _PARKED, _RUNNING, _ENDED}),
+    _RUNNING: frozenset({_UNKNOWN, _WAITING, _ENDED}),
     _ENDED: frozenset(),
 }
 
@@ -129,6 +129,11 @@ class Sequence:
     def is_complete(self) -> bool:
         """All tokens that were asked for are there, whether or not anybody told us of the finish."""
         return len(self.output) >= self.request.request.stop.max_tokens
+
+    @property
+    def is_leaving(self) -> bool:
+        """It was stopped, but its worker has not confirmed that yet, and may have sampled more tokens of it."""
+        return self.stay is not None and self.state is not SequenceState.RUNNING
 
     @property
     def scores_prompt(self) -> bool:

@@ -6,7 +6,7 @@ that may have happened it forgets everything and starts anew from leases, snapsh
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -21,21 +21,23 @@ from headrace_scheduler.flight_log import FlightLog
 from headrace_scheduler.flows import Flows
 from headrace_scheduler.intake import PULL_S, Intake
 from headrace_scheduler.lifetimes import Lifetimes
+from headrace_scheduler.look_back import LookBack
 from headrace_scheduler.losses import Losses
 from headrace_scheduler.peers import Peers
 from headrace_scheduler.placements import Placements
 from headrace_scheduler.reporting import Reporting
 from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
+from headrace_scheduler.sequence import SequenceState
 from headrace_scheduler.settings import SchedulerSettings
 from headrace_scheduler.storyteller import Storyteller
-from headrace_scheduler.token_log import read_log
+from headrace_scheduler.stream_watch import StreamWatch
 from headrace_scheduler.trace_ids import TraceIds
 from headrace_shared.backlog import lane_depths
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.leases import Leases
-from headrace_shared.messages import Cancel, RequestId, RouterId, SchedulerId, SequenceSnapshot, WorkerId
+from headrace_shared.messages import Cancel, RequestId, SchedulerId, SequenceSnapshot, WorkerId
 from headrace_shared.model_cards import served_name
 from headrace_shared.provisioning import provision
 from headrace_shared.service import Service
@@ -48,8 +50,6 @@ from headrace_shared.subjects import (
     requests_stream,
 )
 
-PASS_INTERVAL_S = 0.001
-"""Least time between scheduling passes: what happens meanwhile is dealt with together."""
 SIGN_OF_LIFE_S = 0.75
 OWNERSHIP_S = ACK_WAIT_S - SIGN_OF_LIFE_S - 0.25
 """Cut off or frozen for longer, our messages may be offered to others before we can say that we live."""
@@ -57,6 +57,8 @@ STRANDED_S = PULL_S
 """Without any worker for so long, what we hold is left to peers that have some: by then no pull of ours takes it again.
 """
 STRANDED_CHECK_S = 0.1
+ADOPTED_S = 1.0
+"""By then a worker that was given up has been adopted by a peer, if there is one."""
 RETRY_S = 0.5
 SETTLE_S = 3.0
 
@@ -105,6 +107,7 @@ class SchedulerService:
             held=lambda: (request_id for request_id, _ in self.core.ack_subjects()),
             clock=clock,
         )
+        self._look_back = LookBack(bus, self._get_core, on_ended=self._on_found_ended, wake=self._wake.set, clock=clock)
         self.fleet = Fleet(
             self._get_core,
             bus,
@@ -113,6 +116,7 @@ class SchedulerService:
             clock=clock,
             wake=self._wake.set,
             on_adoption=self._on_adoption,
+            on_dropped=lambda dropped: self._look_back.ask(dropped, are_new=False),
             on_usurped=self._start_anew,
             num_schedulers=lambda: self._peers.num_schedulers,
             is_present=self._peers.is_present,
@@ -153,6 +157,7 @@ class SchedulerService:
         service.spawn(self._cancellations.run(), "tombstones")
         service.spawn(self._lifetimes.run(), "lifetimes")
         service.spawn(self._losses.run(), "losses")
+        service.spawn(self._look_back.run(), "look-back")
         service.spawn(self._backlog.run(), "backlog")
         if self._flight is not None:
             service.spawn(self._flight.run(), "flight-log")
@@ -162,6 +167,7 @@ class SchedulerService:
         service.spawn(self._watch(), "watch")
         service.spawn(self._watch_for_workers(), "watch-for-workers")
         service.spawn(self._resume(), "resume")
+        service.spawn(StreamWatch(self._bus, lambda: self._peers.is_first, self._reconnected.set).run(), "stream-watch")
         service.spawn(self._flows.run(), "flows")
         intake = service.spawn(self._intake.run(), "intake")
         state = self._state
@@ -203,9 +209,11 @@ class SchedulerService:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self._carry_out(self.core.schedule(self._clock()))
+            began_at = self._clock()
+            self._carry_out(self.core.schedule(began_at))
             self._intake.on_pass()
-            await asyncio.sleep(PASS_INTERVAL_S)
+            # Passes take half of the time at most: what happens meanwhile is dealt with together.
+            await asyncio.sleep(self._clock() - began_at)
 
     def _carry_out(self, decisions: Decisions) -> None:
         now = self._clock()
@@ -254,8 +262,9 @@ class SchedulerService:
             self._alive_at = now
             gauges = self.core.gauges()
             self._reporting.update(gauges, self.core.oldest_wait_s(now))
+            held = {request_id for request_id, _ in self.core.ack_subjects()}
+            self._placed &= held  # some went to peers
             if self._traces is not None:
-                held = {request_id for request_id, _ in self.core.ack_subjects()}
                 self._traces.prune(held.union(self._endings.request_ids()))
             self.fleet.find_hangs({key: worker.num_runnable > 0 for key, worker in gauges.workers.items()})
             await asyncio.sleep(1.0)
@@ -299,10 +308,14 @@ class SchedulerService:
             self._bus.give_back(ack_subject)
 
     def _give_back(self) -> None:
-        """Requests that were never on a worker are of no use here any more, and nobody else knows them."""
+        """What no worker has is of no use here any more. Whoever adopts the worker that had it last may find it there
+        all the same, as its release may not be confirmed, and says so before the delay is over."""
         for request_id, ack_subject in self.core.ack_subjects():
+            request = self.core.request(request_id)
             if request_id not in self._placed:
                 self._bus.give_back(ack_subject)
+            elif request is not None and not request.in_state(SequenceState.RUNNING):
+                self._bus.give_back(ack_subject, ADOPTED_S)
 
     async def _resume(self) -> None:
         """After each reconnect: a restarted broker has lost the streams in memory, and we may have missed messages."""
@@ -322,7 +335,6 @@ class SchedulerService:
                 await self._flight.open()
 
     def _on_adoption(self, worker_id: WorkerId, adoption: Adoption, snapshot: Sequence[SequenceSnapshot]) -> None:
-        routers = {entry.admission.request.request_id: entry.admission.request.router for entry in snapshot}
         self._placed.update(adoption.adopted)
         self._reporting.adopted()
         if self._traces is not None:
@@ -336,30 +348,11 @@ class SchedulerService:
             self._trace_ids.note(entry.admission.request)
             published_at = self._bus.published_at(entry.admission.ack_subject)
             self._lifetimes.on_taken(entry.admission.request, published_at)
-        left = {request_id: routers[request_id] for request_id in adoption.adopted}
-        if left:
-            self.service.spawn(self._look_back(self.core, left), "look-back")
+        self._look_back.ask(adoption.adopted, are_new=True)
+        self._look_back.ask(adoption.dropped, are_new=False)
 
-    async def _look_back(self, core: Scheduler, left: Mapping[RequestId, RouterId]) -> None:
-        """Asks the token log about requests that a predecessor left."""
-        for request_id, router in left.items():
-            known = None
-            while known is None and core is self.core:
-                try:
-                    known = await read_log(self._bus, router, request_id)
-                except BusError as error:
-                    log.info("token log not readable yet", request_id=request_id, error=str(error))
-                    await asyncio.sleep(RETRY_S)
-            if known is None:
-                return
-            if not known.has_ended:
-                core.restore(request_id, known.choices, self._clock())
-            elif (message := core.forget(request_id)) is not None:
-                self._placed.discard(request_id)
-                await self._acknowledge(message[0])
-            self._wake.set()
-
-    async def _acknowledge(self, ack_subject: str) -> None:
+    async def _on_found_ended(self, request_id: RequestId, ack_subject: str) -> None:
+        self._placed.discard(request_id)
         try:
             await self._endings.acknowledge(ack_subject)
         except BusError as error:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from headrace_shared.settings import QueueSettings
+from headrace_shared.common_settings import QueueSettings
 
 
 class SchedulerSettings(QueueSettings, frozen=True, kw_only=True):
@@ -17,7 +17,7 @@ class SchedulerSettings(QueueSettings, frozen=True, kw_only=True):
     horizon_blocks: Annotated[int, Meta(ge=1, le=64)] = 2
     """Blocks that each running sequence is kept ahead."""
     max_waiting: Annotated[int, Meta(ge=1, le=100_000)] = 256
-    """Most sequences that wait in this process; the others stay in the queue."""
+    """Most sequences that wait in this process, but for the first of each queue; the others stay in the queue."""
     max_losses: Annotated[int, Meta(ge=0)] = 8
     """A request that has lost its worker more often than this is given up, whoever is to blame."""
     max_deliveries: Annotated[int, Meta(ge=1)] = 10

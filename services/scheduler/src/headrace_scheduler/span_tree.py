@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace_scheduler.recording import Chunk
-from headrace_scheduler.replay import Moment, chunks, read_file, replay
+from headrace_scheduler.replay import Moment, chunks, nothing_of, read_file, replay
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
 from headrace_shared.errors import ProtocolError
 from headrace_shared.messages import Admission, Request, RequestId, SequenceId, SequenceProgress
-from headrace_shared.nats_jetstream import parse_ack_subject
+from headrace_shared.nats_ack import parse_ack_subject
 from headrace_shared.tracing import trace_id_of
 
 _LEFT = {
@@ -249,12 +249,13 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("usage: python -m headrace_scheduler.span_tree FILE REQUEST\n")
         return 2
     try:
-        root = span_tree(chunks(read_file(Path(argv[0]))), RequestId(argv[1]))
+        recorded = list(chunks(read_file(Path(argv[0]))))
+        root = span_tree(recorded, RequestId(argv[1]))
     except (ProtocolError, OSError) as error:
-        sys.stderr.write(f"trace: {error}\n")
+        sys.stderr.write(f"headrace trace: {error}\n")
         return 2
     if root is None:
-        sys.stderr.write(f"trace: the recording knows no request {argv[1]}\n")
+        sys.stderr.write(f"headrace trace: {nothing_of(argv[1], recorded)}\n")
         return 1
     sys.stdout.write(show(root))
     return 0

@@ -17,14 +17,20 @@ import msgspec
 
 from headrace_scheduler.decisions import ChoiceLog, Gauges
 from headrace_scheduler.recording import Chunk
-from headrace_scheduler.replay import Moment, chunks, read_file, replay, split
+from headrace_scheduler.replay import Moment, chunks, nothing_of, read_file, replay, split
 from headrace_scheduler.scheduler import Scheduler
-from headrace_scheduler.sequence import SequenceState
+from headrace_scheduler.sequence import OwnedRequest, SequenceState
 from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import Admission, Request, RequestId
+from headrace_shared.messages import Admission, Outcome, Request, RequestId
 from headrace_shared.record_messages import StoryLine
 
 NICENESS = 10
+LET_GO = {
+    "let_go": "left to a peer that goes on with it, or to the queue",
+    "hand_over": "handed over to a peer with its worker, which goes on with it",
+    "forget": "dropped: its end had been told already",
+}
+"""Events that take a request from a scheduler which has not ended it."""
 
 
 class Told(NamedTuple):
@@ -42,6 +48,7 @@ class _Choice(NamedTuple):
     state: SequenceState
     num_output: int
     is_prompt_computed: bool
+    outcome: Outcome | None
 
 
 View = dict[int, _Choice]
@@ -53,18 +60,24 @@ class _Teller:
     def __init__(self, request_id: RequestId) -> None:
         self._id = request_id
         self._before: View = {}
+        self._owned: OwnedRequest | None = None
         self._gauges: Gauges | None = None
         """Of the core before a pass in which the request waits."""
         self._is_known = False
 
     def before(self, core: Scheduler, name: str, arguments: tuple[Any, ...]) -> None:
-        self._before = self._view(core)
+        self._owned = core.request(self._id)
+        self._before = _view(self._owned)
         waits = any(choice.state is SequenceState.WAITING for choice in self._before.values())
         self._gauges = core.gauges() if name == "schedule" and waits else None
 
     def lines(self, moment: Moment) -> Iterator[Told]:
-        after = self._view(moment.core)
-        before = self._before
+        before, after = self._before, _view(moment.core.request(self._id))
+        if before and not after and (text := LET_GO.get(moment.name)):
+            yield Told("left", text)
+            return
+        # The core drops a request when its last choice ends, and tells of its end in the pass after that.
+        after = after or _view(self._owned)
         if not before and after:
             yield self._arrival(moment)
         yield from self._decided(moment)
@@ -73,8 +86,6 @@ class _Teller:
             if then is None:
                 continue
             yield from self._changed(_named(choice, len(after)), then, now, moment)
-        if before and not after and moment.decisions is None:
-            yield Told("left", f"not ours any more ({moment.name.replace('_', ' ')})")
 
     def _arrival(self, moment: Moment) -> Told:
         if moment.name != "add_request":
@@ -120,26 +131,26 @@ class _Teller:
             yield Told("prompt_computed", f"{name}prompt computed")
         if now.num_output and not then.num_output:
             yield Told("first_token", f"{name}first token")
-        if then.state is SequenceState.RUNNING and now.state is SequenceState.WAITING:
+        if then.state is SequenceState.RUNNING and now.state in (SequenceState.WAITING, SequenceState.UNKNOWN):
             why = {
                 "schedule": "preempted: its place or blocks were needed, or its worker drains",
-                "worker_lost": f"lost its worker ({', '.join(map(str, moment.arguments[2:]))})",
+                "worker_lost": f"lost its worker ({', '.join(map(str, moment.arguments[2:4]))})",
                 "apply_progress": "dropped by its worker",
             }.get(moment.name, moment.name.replace("_", " "))
             yield Told("waits", f"{name}{why}; waits again with {now.num_output} tokens")
         if now.state is SequenceState.ENDED and then.state is not SequenceState.ENDED:
-            what = "cancelled" if moment.name == "cancel" else "complete"
+            outcome = now.outcome or Outcome.FINISHED
+            what = "complete" if outcome is Outcome.FINISHED else outcome.value
             yield Told("choice_ended", f"{name}{what} with {now.num_output} tokens")
 
-    def _view(self, core: Scheduler) -> View:
-        owned = core.request(self._id)
-        if owned is None:
-            return {}
-        view = {}
-        for sequence in owned.sequences:
-            num_computed = 0 if sequence.stay is None else sequence.stay.num_computed
-            view[sequence.choice] = _Choice(sequence.state, len(sequence.output), num_computed >= owned.prompt_length)
-        return view
+
+def _view(owned: OwnedRequest | None) -> View:
+    view = {}
+    for sequence in owned.sequences if owned is not None else ():
+        num_computed = 0 if sequence.stay is None else sequence.stay.num_computed
+        is_computed = owned is not None and num_computed >= owned.prompt_length
+        view[sequence.choice] = _Choice(sequence.state, len(sequence.output), is_computed, sequence.outcome)
+    return view
 
 
 def story(recorded: Iterable[Chunk], request_id: RequestId) -> list[StoryLine]:
@@ -180,15 +191,16 @@ def main(argv: list[str]) -> int:
     try:
         name, request_id = arguments
         messages = split(sys.stdin.buffer.read(), "the input") if name == "-" else read_file(Path(name))
-        lines = story(chunks(messages), RequestId(request_id))
+        recorded = list(chunks(messages))
+        lines = story(recorded, RequestId(request_id))
     except (ProtocolError, OSError) as error:
-        sys.stderr.write(f"explain: {error}\n")
+        sys.stderr.write(f"headrace explain: {error}\n")
         return 2
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(lines))
         return 0
     if not lines:
-        sys.stderr.write(f"explain: the recording knows no request {arguments[1]}\n")
+        sys.stderr.write(f"headrace explain: {nothing_of(request_id, recorded)}\n")
         return 1
     sys.stdout.write(show(lines))
     return 0

@@ -5,7 +5,6 @@ The recordings are replayed in a process of its own, at low priority: it takes s
 
 import asyncio
 import struct
-import sys
 from collections import OrderedDict
 
 import msgspec
@@ -16,6 +15,7 @@ from headrace_shared.child_environment import child_environment
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.messages import RequestId, RouterId, SchedulerId
+from headrace_shared.python_module import python_module
 from headrace_shared.record_messages import Story, StoryLine, StoryQuery
 from headrace_shared.subjects import ALL_FLIGHTS, FLIGHT, story_query_subject, story_subject
 
@@ -95,7 +95,7 @@ def _join(messages: list[Message]) -> bytes:
 async def _run(recording: bytes, request_id: RequestId) -> list[StoryLine]:
     """Raises TimeoutError, OSError, ProtocolError."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace_scheduler.story", "--json", "-", request_id),
+        *python_module("headrace_scheduler.story", "--json", "-", request_id),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -17,9 +17,10 @@ them.
 from collections.abc import Iterable, Mapping
 
 from headrace_scheduler.decisions import LossCause
-from headrace_scheduler.ledger import Stay, WorkerLedger
+from headrace_scheduler.ledger import WorkerLedger
 from headrace_scheduler.registry import Registry
 from headrace_scheduler.sequence import SUSPECT_AT, OwnedRequest, Sequence, SequenceState
+from headrace_scheduler.stay import Stay
 from headrace_shared.messages import RequestId, WorkerId
 from headrace_shared.record_messages import LossRecord
 

@@ -44,6 +44,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_loras: int = 8
     """Most LoRA adapters that are loaded at a time; 0: none are served."""
     max_lora_rank: int = 64
+    generation_config: str = "auto"
+    """auto: the model's own defaults for sampling; none: OpenAI's."""
     place: RankPlace = RankPlace()
     """Which rank of the engine this process is."""
 

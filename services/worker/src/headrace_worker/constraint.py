@@ -4,17 +4,18 @@ import threading
 from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from headrace_shared.codec import unpack_ids
 from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.grammars import USING_STACK_BYTES, GrammarError, Grammars
-from headrace_shared.messages import Admission
+from headrace_shared.messages import GRAMMAR_FAILED, Admission
 from headrace_worker.restriction import Restriction, restriction_of
 
 WAIT_S = 0.02
@@ -50,9 +51,9 @@ class Constraint:
             try:
                 self._matcher = self._compiling.result()
             except GrammarError as error:
-                self._problem = str(error)
+                self._problem = GRAMMAR_FAILED + str(error)
         if self._matcher is not None and self._matcher.is_error():
-            self._problem = self._matcher.get_error()
+            self._problem = GRAMMAR_FAILED + self._matcher.get_error()
             self._matcher = None
         return self._matcher
 
@@ -78,10 +79,12 @@ class Constraints:
     """Compiles grammars in a thread of its own, so that a complex one holds up nobody else's tokens."""
 
     def __init__(self, card: ModelCard, num_threads: int) -> None:
-        """`num_threads` compute masks."""
+        """`num_threads` compute masks; one: the caller's own, which costs no change of threads."""
         self._grammars = Grammars(card)
         self._vocab_size = card.vocab_size
-        self._compiler: ThreadPoolExecutor | None = None
+        self._compiler = _thread_with_stack(USING_STACK_BYTES)
+        # While the model is loaded: with the first grammar it would stop everybody's tokens for tenths of a second.
+        self._compiler.submit(self._prepare)
         self._executor: LLExecutor | None = None
         self._num_threads = num_threads
 
@@ -90,8 +93,6 @@ class Constraints:
         grammar = admission.request.sampling.grammar
         if not grammar:
             return restriction_of(admission, self._vocab_size)
-        if self._compiler is None:
-            self._compiler = _thread_with_stack(USING_STACK_BYTES)
         return Constraint(self._compiler.submit(self._compile, grammar, unpack_ids(admission.output)))
 
     def masks(self, constraints: Sequence[Limit]) -> NDArray[np.int32]:
@@ -104,11 +105,18 @@ class Constraints:
                 bits[row] = each.words
             elif (matcher := each.matcher) is not None:
                 able.append((matcher, row))
-        if able:
+        if self._num_threads == 1:
+            for matcher, row in able:
+                fill_next_token_bitmask(matcher, bits, row)
+        elif able:
             if self._executor is None:
                 self._executor = LLExecutor(self._num_threads)
             fill_next_token_bitmask_par(self._executor, able, bits)
         return bits
+
+    def _prepare(self) -> None:
+        with suppress(GrammarError):  # told to whoever comes with a grammar
+            self._grammars.prepare()
 
     def _compile(self, grammar: str, output: Sequence[int]) -> LLMatcher:
         matcher = self._grammars.compile(grammar)

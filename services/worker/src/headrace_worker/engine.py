@@ -12,8 +12,8 @@ from headrace_worker.cuda.load import load_on_gpu
 from headrace_worker.forward import Forward, load_forward
 from headrace_worker.iteration import Report
 from headrace_worker.kv_cache import KVCache
-from headrace_worker.memory import WORKSPACE_BYTES, available_bytes, mib, planned_blocks
-from headrace_worker.models.checkpoint import Checkpoint, open_checkpoint
+from headrace_worker.memory import WORKSPACE_BYTES, check_room, planned_blocks
+from headrace_worker.models.checkpoint import Checkpoint, open_model
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.source import find_model
 from headrace_worker.models.weight_bytes import packed_bytes
@@ -32,7 +32,7 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
     torch.set_num_threads(config.num_threads or num_cores())
     report("finding the model", 0, 1)
     files = find_model(config.model, lambda done, total: report("downloading", done, total))
-    checkpoint = open_checkpoint(files.path)
+    checkpoint = open_model(files, config.generation_config)
     report("finding the model", 1, 1)
     check_model(config, checkpoint.config)
     if config.speculative_tokens and device.type == "cuda":
@@ -57,7 +57,9 @@ def load(config: EngineConfig, report: Report) -> TorchEngine | CudaEngine:
         deterministic=config.deterministic,
         quantization=quantization,
     )
-    cache = _make_cache(checkpoint.config, num_blocks, config.block_size, dtype, device)
+    cache = KVCache.of_model(
+        checkpoint.config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype, device=device
+    )
     context = min(longest, num_blocks * config.block_size)
     report("reading the tokenizer", 0, 1)
     card = checkpoint.make_card(config.served_name or files.name, context)
@@ -131,20 +133,6 @@ def _quantization(config: EngineConfig, checkpoint: Checkpoint) -> Quantization:
     return Quantization.NONE if wanted is Quantization.AUTO and not checkpoint.is_quantized else wanted
 
 
-def _make_cache(
-    model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> KVCache:
-    return KVCache(
-        num_layers=model.num_layers,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        device=device,
-    )
-
-
 def _check_memory(
     model: ModelConfig, num_positions: int, dtype: torch.dtype, quantization: Quantization, device: torch.device
 ) -> None:
@@ -157,11 +145,4 @@ def _check_memory(
     else:
         weights = packed_bytes(model, dtype.itemsize, bits)
     largest = model.vocab_size * model.hidden_size * torch.float32.itemsize
-    needed = weights + cache + 2 * largest + WORKSPACE_BYTES
-    available = available_bytes(device)
-    if available is not None and needed > available:
-        raise ConfigError(
-            "kv_cache_bytes" if cache > weights else "model",
-            f"needs {mib(needed)} of memory (weights {mib(weights)}, KV cache {mib(cache)}), "
-            f"but only {mib(available)} are available",
-        )
+    check_room("needs", weights, cache, 2 * largest + WORKSPACE_BYTES, device)

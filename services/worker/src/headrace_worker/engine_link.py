@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from msgspec import Struct
 
 from headrace_shared import codec
 from headrace_shared.errors import HeadraceError
+from headrace_shared.python_module import python_module
 from headrace_shared.tether import tethered
 from headrace_worker.engine_frames import HEADER, MAX_FRAME_BYTES, FromEngine
 
@@ -39,6 +39,11 @@ class AnyLink(Protocol):
 
     @property
     def pid(self) -> int: ...
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Of all processes that compute."""
+        ...
 
     def send(self, frame: Struct) -> None: ...
 
@@ -75,7 +80,7 @@ class EngineLink:
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
-                *tethered([sys.executable, "-m", module, str(theirs.fileno())], signal.SIGKILL),
+                *tethered(python_module(module, str(theirs.fileno())), signal.SIGKILL),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *inherited),
@@ -93,6 +98,10 @@ class EngineLink:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def pids(self) -> Sequence[int]:
+        return (self.pid,)
+
     def signal(self, number: signal.Signals) -> None:
         """Sends the process a signal, if it is still there."""
         if self._process.returncode is None:
@@ -103,9 +112,12 @@ class EngineLink:
         self.send_bytes(codec.encode(frame))
 
     def send_bytes(self, data: bytes) -> None:
-        """Sends an encoded frame. Raises EngineDied if the engine has stopped reading."""
+        """Sends an encoded frame. Raises EngineDied if the engine has stopped reading; that it has ended is for
+        `read` to tell, which waits for how."""
         transport = self._writer.transport
-        if transport.is_closing() or transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        if transport.is_closing():
+            return
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             raise EngineDied(self._process.returncode)
         self._writer.write(HEADER.pack(len(data)) + data)
 

@@ -21,6 +21,7 @@ import msgspec
 
 from headrace_shared import codec
 from headrace_shared.errors import ConfigError
+from headrace_shared.heap import keep_heap
 from headrace_shared.messages import (
     Admission,
     BlockId,
@@ -77,6 +78,7 @@ def run(load: Loader, argv: list[str]) -> int:
                 engine = load(config, outlet.report)
                 if config.place.is_leader:
                     _serve(rank.lead(engine), inbox, outlet, config.decode_slowdown)
+                keep_heap()
                 rank.follow(engine)
         except ConfigError as error:
             outlet.send(Refused(key=error.key, problem=error.problem))
@@ -105,6 +107,7 @@ def _serve(
     loop = IterationLoop(engine, decode_slowdown=decode_slowdown)
     outlet.report("warming up", 0, 1)
     _warm_up(loop, engine.facts)
+    keep_heap()
     announce(outlet, engine.facts)
     generation = 0
     while True:

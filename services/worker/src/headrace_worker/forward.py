@@ -38,6 +38,11 @@ class Forward(Protocol):
         ...
 
     @property
+    def reads_unwritten(self) -> bool:
+        """Attention multiplies what lies behind a sequence's end, by 0: it has to be finite."""
+        ...
+
+    @property
     def folds_norms(self) -> bool:
         """See `Packing`: what multiplies with the rows of a norm is to come with its weights."""
         ...
@@ -50,6 +55,11 @@ class Forward(Protocol):
         """The logits [sampled slices, vocab_size], in slice order. Writes the new keys and values to the cache. Fills
         `hidden` [hidden rows, hidden_size], float32, with the last hidden states of `Inputs.hidden_rows` as the head
         sees them: without the last norm's weights where those are folded."""
+        ...
+
+    def greedy(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor | None:
+        """A call that tells only which token is the first of the likeliest ones in each row, [sampled slices] int64, -1
+        where logits are not finite. None, and nothing has been done, where that takes the logits anyway."""
         ...
 
 
@@ -103,6 +113,8 @@ def _kernels(
 class TorchForward:
     """One rank's forward pass with torch alone. The cache holds the keys and values of the rank's layers and heads."""
 
+    reads_unwritten = True
+
     def __init__(
         self, weights: DecoderWeights[Linear], communicator: Communicator, cache: KVCache, context: int
     ) -> None:
@@ -134,6 +146,9 @@ class TorchForward:
 
     def __call__(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor:
         return self.stage(inputs, None, hidden)
+
+    def greedy(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor | None:
+        return None
 
     def stage(self, inputs: Inputs, hidden: Tensor | None, last_hidden: Tensor | None = None) -> Tensor:
         """This pipeline stage's part of an iteration. `hidden`: what the stage before returned, [tokens, hidden_size]

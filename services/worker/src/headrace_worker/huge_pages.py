@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 HUGE_PAGE = 2 << 20
 SLAB_BYTES = 32 * HUGE_PAGE
 ALIGNMENT = 64
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE, which the mmap module does not name."""
 
 
 def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -45,13 +48,26 @@ def release_pages(tensor: Tensor) -> None:
     raw[last - start :] = 0
 
 
+def bring_in(tensor: Tensor) -> bool:
+    """Puts a contiguous tensor of `huge_zeros` into memory; what it holds stays. Other threads run meanwhile. False
+    where the system cannot (before Linux 5.14), or has no memory left."""
+    if sys.platform != "linux":
+        return False
+    page = mmap.PAGESIZE
+    start = tensor.data_ptr()
+    first, last = start // page * page, -(-(start + tensor.numel() * tensor.element_size()) // page) * page
+    return _advise(first, last - first, _POPULATE_WRITE)
+
+
 def _forget(address: int, num_bytes: int) -> bool:
     """False where the system cannot."""
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return False
+    return hasattr(mmap, "MADV_DONTNEED") and _advise(address, num_bytes, mmap.MADV_DONTNEED)
+
+
+def _advise(address: int, num_bytes: int, advice: int) -> bool:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return int(madvise(address, num_bytes, mmap.MADV_DONTNEED)) == 0
+    return int(madvise(address, num_bytes, advice)) == 0
 
 
 class Arena:

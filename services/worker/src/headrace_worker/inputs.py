@@ -81,7 +81,7 @@ def build_inputs(
     ordered = [slices[index] for index in order]
     row_starts = np.cumsum(lengths[order]) - lengths[order]
 
-    token_ids = np.concatenate([np.asarray(_tokens(piece), dtype=np.int64) for piece in ordered])
+    token_ids = np.array([token for piece in ordered for token in _tokens(piece)], dtype=np.int64)
     positions = np.arange(token_ids.shape[0]) + np.repeat(starts[order] - row_starts, lengths[order])
     num_blocks = -(-ends[order] // block_size)
     table = np.full((len(slices), int(num_blocks.max())), null_block, dtype=np.int64)
@@ -94,9 +94,9 @@ def build_inputs(
     last_rows = np.empty(len(slices), dtype=np.int64)
     last_rows[order] = row_starts + lengths[order] - 1
     num_sampled = np.fromiter((piece.samples * (1 + piece.num_drafts) for piece in slices), np.int64, len(slices))
-    sampled_rows = np.repeat(last_rows + 1, num_sampled) - np.concatenate(
-        [np.arange(count, 0, -1) for count in num_sampled.tolist()]
-    )
+    # Of each slice so many rows, the last of which is its last one.
+    num_before = num_sampled.cumsum()
+    sampled_rows = np.repeat(last_rows + 1 - num_before, num_sampled) + np.arange(num_before[-1])
     fresh = (ends % block_size != 0) & (ends - ends % block_size >= starts)
     fresh_blocks = table[np.arange(len(slices)), num_blocks - 1][fresh[order]]
     groups = []

@@ -1,12 +1,6 @@
 """The iteration loop: compose, submit, collect, retire. Pure of torch, sockets and threads; it drives an `Engine`.
 
-One rule composes an iteration: every sequence that holds a block for its next token decodes one token, and prompt
-chunks in admission order fill the rest of the token budget. There are no phases; a sequence with one token to compute
-decodes. A prompt goes before those of a higher rank, which the scheduler gives it, and one that takes more than one
-iteration leaves half of each to shorter ones behind it: so no long prompt keeps a short one waiting, nor the reverse.
-
-An iteration that decodes is held up by the prompts in it. Long prompts therefore come in smaller chunks beside decodes
-(`pacing.py`).
+What an iteration consists of is `composer.py`'s business.
 
 With an engine that looks ahead, iteration i + 1 is submitted before iteration i is collected, so that the device never
 waits for Python. Then a sequence may turn out to be over while its next token is in flight: that token is discarded,
@@ -15,32 +9,18 @@ and the sequence's blocks are confirmed free only when no iteration in flight co
 With an engine that is a pipeline, as many iterations are in flight as it has stages. A sequence whose next token is
 being sampled waits for it, so the iterations in flight decode different sequences, about equally many each; the chunks
 of one prompt may follow each other.
-
-With an engine that verifies drafts, what is left of the budget goes to guesses at the tokens after the next one: those
-that turn out to be what is sampled come for little more than the price of one. Since sampling is a function of logits
-and position, drafts change how many tokens an iteration gives, never which.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from headrace_shared.messages import Admission, Extension, SequenceId, TokenLogprobs
-from headrace_worker.iteration import (
-    MAX_EMBEDDED,
-    MAX_TARGETS,
-    AdapterSet,
-    Engine,
-    SampledToken,
-    SequenceResult,
-    SequenceSlice,
-)
+from headrace_worker.composer import Composer, Part
+from headrace_worker.iteration import AdapterSet, Engine, SampledToken, SequenceResult, SequenceSlice
 from headrace_worker.pacing import Pacer
 from headrace_worker.sequences import LoopSequence, admission_problem, are_blocks
-
-BEHIND_SHARE = 32
-"""Prompts behind one of a lower rank get this part of an iteration."""
 
 
 class StepResult(NamedTuple):
@@ -55,7 +35,7 @@ class StepResult(NamedTuple):
 
 
 class _Iteration(NamedTuple):
-    parts: list[tuple[LoopSequence, SequenceSlice]]
+    parts: list[Part]
     num_prefill_tokens: int
     num_decoding: int
 
@@ -73,7 +53,8 @@ class IterationLoop:
         self._is_pipeline = self._facts.num_stages > 1
         self._depth = self._facts.num_stages if self._is_pipeline else 2 if engine.looks_ahead else 1
         # A draft is a guess about a token that is known, so none of it may be in flight.
-        self._max_drafts = 0 if self._depth > 1 else self._facts.max_drafts
+        max_drafts = 0 if self._depth > 1 else self._facts.max_drafts
+        self._composer = Composer(self._facts, self._pacer, max_drafts)
         self._clock = clock
         self._sequences: dict[SequenceId, LoopSequence] = {}
         """In admission order."""
@@ -164,7 +145,7 @@ class IterationLoop:
         return self._result([], 0, 0.0)
 
     def _submit(self) -> bool:
-        parts = self._compose()
+        parts = self._composer.compose(self._able(), self._places())
         if not parts:
             return False
         if self._busy_since is None:
@@ -180,62 +161,11 @@ class IterationLoop:
         self._in_flight.append(_Iteration(parts, num_prefill_tokens, num_decoding))
         return True
 
-    def _compose(self) -> list[tuple[LoopSequence, SequenceSlice]]:
-        block_size = self._facts.block_size
-        budget = self._facts.tokens_per_iteration
-        places = self._places()
-        decoding: list[tuple[LoopSequence, SequenceSlice]] = []
-        prompts: list[LoopSequence] = []
+    def _able(self) -> Iterator[LoopSequence]:
+        """Those that may take part in the next iteration."""
         for sequence in self._sequences.values():
-            if sequence.is_over or (self._is_pipeline and sequence.num_sampling) or self._is_held_up(sequence):
-                continue
-            if sequence.num_left > 1 or sequence.wants_embedding:
-                prompts.append(sequence)
-            elif (part := sequence.next_slice(block_size, 1)) is not None:
-                decoding.append((sequence, part))
-        prompts.sort(key=_rank)  # stable: of equal ranks in the order of admission
-        parts = _with_place(decoding, prompts, min(places, budget))
-        budget -= len(parts)
-        places -= len(parts)
-        budget = self._add_prompts(parts, prompts, budget, places)
-        return self._with_drafts(parts, budget) if self._max_drafts and budget else parts
-
-    def _add_prompts(
-        self, parts: list[tuple[LoopSequence, SequenceSlice]], prompts: list[LoopSequence], budget: int, places: int
-    ) -> int:
-        """`prompts`: in the order in which they are computed. Returns what is left of the budget."""
-        num_long = sum(self._pacer.is_long(sequence.num_uncached) for sequence in prompts)
-        long_budget = self._pacer.allowance(num_long) if parts else budget
-        lowest = _rank(prompts[0]) if prompts else 0
-        # Whoever goes first gets its token when the iteration ends, so those behind must not make it long.
-        behind_budget = self._facts.tokens_per_iteration // BEHIND_SHARE
-        scored_budget = MAX_TARGETS
-        embedded_places = MAX_EMBEDDED
-        for position, sequence in enumerate(prompts):
-            if not budget or not places:
-                break
-            most = budget
-            if sequence.num_left > budget:
-                most -= _whole_tokens(prompts[position + 1 :], budget // 2)
-            is_long = self._pacer.is_long(sequence.num_uncached)
-            if is_long:
-                most = min(most, long_budget)
-            is_behind = _rank(sequence) > lowest
-            if is_behind:
-                most = min(most, behind_budget)
-            if sequence.is_scoring:
-                most = min(most, scored_budget)
-            if sequence.wants_embedding and not embedded_places:
-                continue
-            if most and (part := sequence.next_slice(self._facts.block_size, most)) is not None:
-                parts.append((sequence, part))
-                budget -= part.num_tokens
-                long_budget -= part.num_tokens if is_long else 0
-                behind_budget -= part.num_tokens if is_behind else 0
-                scored_budget -= len(part.targets)
-                embedded_places -= sequence.wants_embedding
-                places -= 1
-        return budget
+            if not (sequence.is_over or (self._is_pipeline and sequence.num_sampling) or self._is_held_up(sequence)):
+                yield sequence
 
     def _is_held_up(self, sequence: LoopSequence) -> bool:
         return sequence.has_grammar and (
@@ -249,18 +179,6 @@ class IterationLoop:
                 self._engine.is_ready(sequence.sequence_id, wait=True)
                 return True
         return False
-
-    def _with_drafts(
-        self, parts: list[tuple[LoopSequence, SequenceSlice]], budget: int
-    ) -> list[tuple[LoopSequence, SequenceSlice]]:
-        """Guesses fill what is left of the budget."""
-        drafted = []
-        for sequence, part in parts:
-            if part.samples and budget:
-                part = sequence.with_drafts(part, self._facts.block_size, min(budget, self._max_drafts))
-                budget -= part.num_drafts
-            drafted.append((sequence, part))
-        return drafted
 
     def _places(self) -> int:
         """Most sequences in the next iteration. Were all in one, only one stage of a pipeline would work at a time."""
@@ -349,35 +267,3 @@ class IterationLoop:
         self._failed = []
         self._released = []
         return result
-
-
-def _with_place(
-    decoding: list[tuple[LoopSequence, SequenceSlice]], prompts: list[LoopSequence], places: int
-) -> list[tuple[LoopSequence, SequenceSlice]]:
-    """Those who decode in the next iteration. All of them if there are places enough; else the ones of the highest rank
-    sit this one out, also for prompts that go before them."""
-    if len(decoding) + len(prompts) <= places:
-        return decoding
-    kept = sorted(decoding, key=lambda item: _rank(item[0]))[:places]  # stable
-    num_left = places - len(kept)
-    for prompt in prompts:
-        if num_left:
-            num_left -= 1
-        elif kept and _rank(kept[-1][0]) > _rank(prompt):
-            kept.pop()
-        else:
-            break
-    return kept
-
-
-def _rank(sequence: LoopSequence) -> int:
-    return sequence.admission.rank
-
-
-def _whole_tokens(prompts: list[LoopSequence], budget: int) -> int:
-    """Of those prompts that fit as a whole."""
-    num_tokens = 0
-    for sequence in prompts:
-        if num_tokens + sequence.num_left <= budget:
-            num_tokens += sequence.num_left
-    return num_tokens

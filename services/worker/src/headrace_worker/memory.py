@@ -18,6 +18,18 @@ def available_bytes(device: torch.device) -> int | None:
     return available_memory()
 
 
+def check_room(who_needs: str, weights: int, cache: int, more: int, device: torch.device) -> None:
+    """Bytes. `who_needs`: the error's first words. Raises ConfigError where there is less."""
+    needed = weights + cache + more
+    available = available_bytes(device)
+    if available is not None and needed > available:
+        raise ConfigError(
+            "kv_cache_bytes" if cache > weights else "model",
+            f"{who_needs} {mib(needed)} of memory (weights {mib(weights)}, KV cache {mib(cache)}), "
+            f"but only {mib(available)} are available",
+        )
+
+
 def planned_blocks(config: EngineConfig, kv_bytes_per_token: int) -> int:
     """KV blocks of an engine on a CPU. Raises ConfigError."""
     if config.num_blocks:

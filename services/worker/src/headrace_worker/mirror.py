@@ -43,6 +43,7 @@ class MirrorSequence:
         "first_index",
         "is_released",
         "logprobs",
+        "most_tokens",
         "num_computed",
         "num_published",
         "num_reported",
@@ -58,6 +59,8 @@ class MirrorSequence:
         """Sampled since the admission."""
         self.logprobs: list[TokenLogprobs] | None = None if admission.request.sampling.num_logprobs is None else []
         """As long as `tokens`, where they were asked for."""
+        self.most_tokens = MAX_FRAME_TOKENS if self.logprobs is None else MAX_FRAME_LOGPROBS
+        """Of a frame."""
         self.scores: list[TokenLogprobs] = []
         """Of the prompt's tokens but the first, where they were asked for."""
         self.num_scores_published = 0
@@ -82,7 +85,7 @@ class MirrorSequence:
         if self.num_scores_published < len(self.scores):
             return self._next_scores()
         start = self.num_published
-        end = start + (MAX_FRAME_TOKENS if self.logprobs is None else MAX_FRAME_LOGPROBS)
+        end = start + self.most_tokens
         admission = self.admission
         request = admission.request
         return TokenFrame(
@@ -97,9 +100,35 @@ class MirrorSequence:
             embedding=self.embedding if end >= len(self.tokens) else b"",
         )
 
+    def shorten(self, frame: TokenFrame) -> bool:
+        """The frame was too large for the broker: the next ones are of half as many tokens. False if they cannot be."""
+        half = len(frame.tokens) // 2
+        self.most_tokens = max(1, half)
+        return half > 0
+
+    def mark_published(self, frame: TokenFrame) -> bool:
+        """Whether that was all of it."""
+        if frame.index < 0:
+            self.num_scores_published += len(frame.tokens)
+            return self.num_scores_published >= len(self.scores) and not self.tokens and self.finish is None
+        self.num_published += len(frame.tokens)
+        return self.num_published >= len(self.tokens)
+
+    def take_in_output(self) -> None:
+        """What earlier attempts had generated is to be sent too. Nobody has its log-probabilities any more: where they
+        are wanted, nothing changes."""
+        if self.logprobs is None:
+            self.tokens = codec.unpack_ids(self.admission.output) + self.tokens
+            self.first_index = 0
+
+    def unpublish(self) -> bool:
+        """All of it is to be sent once more. Whether there is anything."""
+        self.num_published = self.num_scores_published = 0
+        return bool(self.tokens or self.scores) or self.finish is not None
+
     def _next_scores(self) -> TokenFrame:
         start = self.num_scores_published
-        scores = self.scores[start : start + MAX_FRAME_LOGPROBS]
+        scores = self.scores[start : start + min(self.most_tokens, MAX_FRAME_LOGPROBS)]
         admission = self.admission
         request = admission.request
         num_prompt = len(request.prompt) // 4
@@ -161,6 +190,14 @@ class Mirror:
         sequence = self._sequences.get(sequence_id)
         return len(sequence.tokens) if sequence is not None else 0
 
+    def drop_all(self) -> list[MirrorSequence]:
+        """What routers had been told, or were to be, of at most MAX_KEPT sequences: for a log that has lost it all."""
+        dropped = list(self._sequences.values())[:MAX_KEPT]
+        self.clear()
+        for sequence in dropped:
+            sequence.take_in_output()
+        return [sequence for sequence in dropped if sequence.unpublish()]
+
     def clear(self) -> None:
         self._sequences.clear()
         self._unpublished.clear()
@@ -219,7 +256,9 @@ class Mirror:
     # Token frames.
 
     def unpublished(self) -> list[MirrorSequence]:
-        return list(self._unpublished.values())
+        """Those with nothing published yet come first: their users still wait for a first token, and each frame ahead
+        of it costs broker and router time."""
+        return sorted(self._unpublished.values(), key=_has_begun)
 
     @property
     def has_unpublished(self) -> bool:
@@ -227,23 +266,25 @@ class Mirror:
 
     def mark_published(self, sequence: MirrorSequence, frame: TokenFrame) -> bool:
         """Whether that was all of it."""
-        if frame.index < 0:
-            sequence.num_scores_published += len(frame.tokens)
-            if sequence.num_scores_published < len(sequence.scores) or sequence.tokens or sequence.finish is not None:
-                return False
-        else:
-            sequence.num_published += len(frame.tokens)
-            if sequence.num_published < len(sequence.tokens):
-                return False
+        if not sequence.mark_published(frame):
+            return False
         self._unpublished.pop(sequence.admission.sequence_id, None)
         return True
+
+    def give_up(self, sequence: MirrorSequence, problem: str) -> None:
+        """What is left of it cannot be told to anybody."""
+        sequence_id = sequence.admission.sequence_id
+        sequence.error = problem
+        self._unpublished.pop(sequence_id, None)
+        if sequence_id in self._sequences:  # else the scheduler knows that it is over
+            self._unreported[sequence_id] = sequence
+            self._is_urgent = True
 
     def publish_again(self) -> None:
         """What was sent last may be lost, so every sequence's tokens are to be sent once more."""
         kept = {sequence_id: sequence for sequence_id, (sequence, _) in self._kept.items()}
         for sequence_id, sequence in (kept | self._sequences).items():
-            if sequence.tokens or sequence.scores or sequence.finish is not None:
-                sequence.num_published = sequence.num_scores_published = 0
+            if sequence.unpublish():
                 self._unpublished[sequence_id] = sequence
 
     def on_log_seen(self) -> None:
@@ -339,6 +380,10 @@ class Mirror:
 
     def _can_run(self, sequence: MirrorSequence) -> bool:
         return sequence.num_computed < len(sequence.block_ids) * self._block_size
+
+
+def _has_begun(sequence: MirrorSequence) -> bool:
+    return sequence.num_published > 0
 
 
 def _snapshot_of(sequence: MirrorSequence) -> SequenceSnapshot:

@@ -31,7 +31,7 @@ class Penalties:
     def for_admission(cls, admission: Admission, vocab_size: int) -> "Penalties | None":
         """None where the sampling parameters change no logit."""
         params = admission.request.sampling
-        if not _penalizes(params) and not params.logit_bias:
+        if not penalizes(params) and not params.logit_bias:
             return None
         return cls(params, unpack_ids(admission.request.prompt), unpack_ids(admission.output), vocab_size)
 
@@ -42,7 +42,7 @@ class Penalties:
         return other
 
     def record(self, token: int) -> None:
-        if _penalizes(self._params):
+        if penalizes(self._params):
             self._counts[token] = self._counts.get(token, 0) + 1
 
     def apply(self, scores: Tensor) -> None:
@@ -60,7 +60,7 @@ class Penalties:
             scores.index_add_(0, _tensor(self._biased, scores), _tensor(self._bias, scores))
 
 
-def _penalizes(params: SamplingParams) -> bool:
+def penalizes(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 

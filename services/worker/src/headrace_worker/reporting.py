@@ -80,7 +80,6 @@ class Reporting:
             telemetry.NUM_FREE_BLOCKS: facts.num_blocks - num_held,
             telemetry.TOKENS_PER_S: tokens_per_s,
             telemetry.IS_CUDA: float(facts.device.startswith("cuda")),
-            telemetry.DTYPE_BITS: 32.0 if facts.dtype == "float32" else 16.0,
             telemetry.NUM_OUTPUT_TOKENS: session.num_output_tokens,
             telemetry.NUM_PREFILL_TOKENS: session.num_prefilled,
             telemetry.NUM_ITERATIONS: session.num_iterations,

@@ -5,6 +5,7 @@ threshold on the weights: nothing is sorted for the plain cases, and what is sor
 where that is enough. The draw is a race (`race.py`): rounding, which does depend on the batch, hardly ever changes it.
 """
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple
@@ -24,6 +25,7 @@ GREEDY_TEMPERATURE = 1e-4
 """Up to here sampling is arg-max: the limit, where ties and overflow would otherwise decide."""
 HEADS = (256, 4096)
 """How many of the likeliest tokens are looked at for top-p, until that is enough; then a row is sorted whole."""
+LOG2_E = 1.0 / math.log(2.0)
 NOT_FINITE = "the model's output is not finite"
 
 
@@ -117,6 +119,19 @@ def sample(logits: Tensor, states: Sequence[SamplingState], constraints: Constra
     return results
 
 
+def drawn_greedily(tokens: Sequence[int], states: Sequence[SamplingState]) -> list[Drawn]:
+    """For states that are all plain: the arg-max of their rows, below 0 where logits are not finite, as `sample` would
+    give it."""
+    results = []
+    for token, state in zip(tokens, states, strict=True):
+        if token < 0:
+            results.append(Drawn(0, None, NOT_FINITE))
+            continue
+        state.record(token)
+        results.append(Drawn(token, None, None))
+    return results
+
+
 def argmax(scores: Tensor) -> Tensor:
     """First index of the largest value in each row. In two levels, since torch's arg-max does not vectorize on CPUs."""
     num_rows, width = scores.shape
@@ -138,10 +153,11 @@ def _adjust(scores: Tensor, states: Sequence[SamplingState], constraints: Constr
     constrained = [(row, each) for row, state in enumerate(states) if (each := state.constraint) is not None]
     if constraints is not None and constrained:
         words = constraints.masks([each for _, each in constrained])
-        bits = np.unpackbits(words.view(np.uint8), axis=-1, count=scores.shape[-1], bitorder="little")
-        for (row, each), allowed in zip(constrained, torch.from_numpy(bits).to(scores.device), strict=True):
+        bits = np.unpackbits(~words.view(np.uint8), axis=-1, count=scores.shape[-1], bitorder="little")
+        banned = torch.from_numpy(bits).view(torch.bool).to(scores.device)
+        for (row, each), where in zip(constrained, banned, strict=True):
             if each.problem is None:
-                scores[row].masked_fill_(allowed == 0, -torch.inf)
+                scores[row].masked_fill_(where, -torch.inf)
 
 
 def _draw(scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
@@ -156,7 +172,8 @@ def _draw(scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
     peaks = selected.gather(-1, tokens[index][:, None])
     temperatures = _column([state.params.temperature for state in chosen], torch.float32, scores.device)
     # The likeliest token has weight 1 whatever the temperature, so nothing can overflow.
-    weights = (selected - peaks).div_(temperatures).exp_()
+    # Not `exp`: where results are small torch's takes ten times as long, and masked tokens have none but those.
+    weights = (selected - peaks).mul_(LOG2_E / temperatures).exp2_()
     _filter(weights, chosen)
     keys = noise_keys(
         np.array([state.params.seed for state in chosen], dtype=np.uint64),

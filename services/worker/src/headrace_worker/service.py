@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -21,11 +21,12 @@ from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, ConfigError, HeadraceError
 from headrace_shared.fleet_messages import Hello, ModelCard, WorkerState
 from headrace_shared.messages import DrainVerdict, WorkerId
-from headrace_shared.model_cards import served_name, store_card
+from headrace_shared.model_cards import served_name
 from headrace_shared.service import Service
 from headrace_shared.subjects import TOKENS, grants_subject, hello_subject
-from headrace_shared.tasks import end
+from headrace_shared.tasks import done_before
 from headrace_worker.adapters.keeper import AdapterKeeper
+from headrace_worker.card_keeper import CardKeeper
 from headrace_worker.commands import Commands
 from headrace_worker.duty import Action, Duty
 from headrace_worker.engine_frames import (
@@ -40,6 +41,7 @@ from headrace_worker.engine_frames import (
 )
 from headrace_worker.engine_link import AnyLink, EngineDied
 from headrace_worker.gpu import GpuWatch, Nvml, own_gpus
+from headrace_worker.hang_watch import HangWatch
 from headrace_worker.log_watch import LogWatch
 from headrace_worker.mirror import Mirror
 from headrace_worker.parallel.leader_node import LeaderNode
@@ -49,6 +51,7 @@ from headrace_worker.patience import Patience
 from headrace_worker.reporting import Reporting
 from headrace_worker.session import Session
 from headrace_worker.settings import WorkerSettings
+from headrace_worker.starvation import Starvation, run_delays
 from headrace_worker.stay_metrics import StayMetrics
 from headrace_worker.stay_traces import StayTraces
 from headrace_worker.stay_watch import StayWatch
@@ -57,7 +60,6 @@ TICK_S = 0.05
 HELLO_S = 1.0
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 _RETRY_S = 0.5
-
 log = structlog.get_logger(__name__)
 
 
@@ -93,10 +95,16 @@ class WorkerService:
         self._session: Session | None = None
         self._loading: Loading | None = None
         self._patience = Patience(settings.hang_timeout_s)
+        self._pids: Sequence[int] = ()
+        """Of the engine."""
+        self._hang_watch = HangWatch(self._patience, Starvation(lambda: run_delays(self._pids)), clock())
         self._is_done = asyncio.Event()
         self._reconnected = asyncio.Event()
         self._reporting: Reporting | None = None
         self._keeper: AdapterKeeper | None = None
+        self._cards: CardKeeper | None = None
+        self._log_made_at: float | None = None
+        """When the broker made the token log that we know."""
 
     async def run(self) -> None:
         """Raises ConfigError if the engine cannot serve what is configured, EngineDied, RankLost or EngineHangs if it
@@ -123,22 +131,13 @@ class WorkerService:
             await link.close()
 
     async def _prepare(self, link: AnyLink) -> None:
-        card = await self._load(link)
-        await self._store_card(card)
-        await self._bus.ensure_stream(TOKENS)
+        self._cards = CardKeeper(self._bus, await self._load(link))
+        await self._cards.store()
+        await self._find_log()
 
     async def _unless_draining(self, work: Coroutine[Any, Any, None]) -> bool:
         """Whether `work` came to its end before the process was told to stop."""
-        task = asyncio.create_task(work)
-        stop = asyncio.create_task(self._service.draining.wait())
-        try:
-            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-            return task.done()
-        finally:
-            await end(task)
-            await end(stop)
+        return await done_before(self._service.draining, asyncio.create_task(work))
 
     async def _load(self, link: AnyLink) -> ModelCard:
         link.send(Load(config=self._settings.engine_config()))
@@ -168,18 +167,8 @@ class WorkerService:
         except TimeoutError as error:
             raise EngineHangs(self._settings.load_timeout_s) from error
 
-    async def _store_card(self, card: ModelCard) -> None:
-        """A worker whose card is not in the broker would be of no use to any router."""
-        while True:
-            try:
-                await store_card(self._bus, card)
-                return
-            except BusError as error:
-                log.warning("model card not stored yet", error=str(error))
-                await asyncio.sleep(_RETRY_S)
-
     async def _serve(self, link: AnyLink) -> None:
-        assert self._facts is not None, "served before it was loaded"
+        assert self._facts is not None and self._cards is not None, "served before it was loaded"
         is_in_cluster = self._settings.nats_replicas > 1
         mirror = Mirror(self._facts.block_size, keeps_finished=is_in_cluster)
         session = Session(
@@ -193,6 +182,7 @@ class WorkerService:
             self._watch(mirror, self._facts),
         )
         self._session = session
+        self._pids = link.pids
         memory = link.memory if isinstance(link, RankGroup) else dict
         gpus = self._watch_gpus(self._facts)
         self._reporting = Reporting(self._service.metrics, self._facts, session, self._clock, memory, gpus.gauges)
@@ -214,6 +204,7 @@ class WorkerService:
                 self._service.spawn(self._resume(session), "resume"),
                 self._service.spawn(self._await_signal(), "signal"),
                 self._service.spawn(keeper.run(), "adapters"),
+                self._service.spawn(self._cards.run(), "model-card"),
             ]
             if self._facts.device.startswith("cuda"):
                 tasks.append(self._service.spawn(gpus.run(), "gpus"))
@@ -250,6 +241,9 @@ class WorkerService:
             if isinstance(frame, Iteration):
                 self._patience.note(frame.elapsed_s)
                 session.on_iteration(frame, self._clock())
+                if session.has_more:
+                    await asyncio.sleep(0)  # the connection writes what it was given in this turn
+                    session.publish(self._clock())
             elif isinstance(frame, AdapterLoaded) and self._keeper is not None:
                 self._keeper.on_loaded(frame)
             elif isinstance(frame, Rested) and frame.generation == session.generation:
@@ -261,14 +255,19 @@ class WorkerService:
             await self._reconnected.wait()
             self._reconnected.clear()
             self._hello()  # nobody takes a lease of a worker that was silent
-            while True:
-                try:
-                    await self._bus.ensure_stream(TOKENS)
-                    break
-                except BusError as error:
-                    log.info("no token log yet", error=str(error))
-                    await asyncio.sleep(_RETRY_S)
-            session.on_reconnect(self._clock())
+            is_log_lost = await self._find_log()
+            session.on_reconnect(self._clock(), is_log_lost=is_log_lost)
+
+    async def _find_log(self) -> bool:
+        """Waits until there is a token log. Whether it is another one than that we knew, if we did."""
+        while True:
+            try:
+                await self._bus.ensure_stream(TOKENS)
+                before, self._log_made_at = self._log_made_at, await self._bus.made_at(TOKENS.name)
+                return before is not None and before != self._log_made_at
+            except BusError as error:
+                log.info("no token log yet", error=str(error))
+                await asyncio.sleep(_RETRY_S)
 
     async def _tick(self, session: Session) -> None:
         while True:
@@ -277,7 +276,7 @@ class WorkerService:
             self._commands.act(lambda duty, now: duty.tick(now, is_empty=session.is_empty))
             if not session.mirror.can_run and not self._duty.is_resting:
                 session.iterated_at = now
-            elif now - session.iterated_at > self._patience.limit_s:
+            if self._hang_watch.hangs(session.iterated_at, now):
                 raise EngineHangs(now - session.iterated_at)
             await asyncio.sleep(TICK_S)
 
@@ -329,11 +328,13 @@ class WorkerService:
             max_sequences=facts.max_sequences if facts is not None else 0,
             tokens_per_iteration=facts.tokens_per_iteration if facts is not None else 0,
             failure=self._failure if self._duty.state is WorkerState.LEAVING else "",
-            hang_timeout_s=self._patience.limit_s,
+            hang_timeout_s=self._hang_watch.told_limit_s,
             promotion_s=self._commands.promotion_s,
             is_parking=self._duty.is_parking,
             command_epoch=self._duty.epoch,
             adapters=self._keeper.states if self._keeper is not None else (),
+            device=facts.device if facts is not None else "",
+            dtype=facts.dtype if facts is not None else "",
         )
         with contextlib.suppress(BusError):  # the next one is soon
             self._bus.publish(hello_subject(self._model, self._id), codec.encode(hello))

@@ -5,13 +5,14 @@ progress that tells of them, on the same connection: whoever sees a finish in a 
 tokens.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from headrace_shared import codec
 from headrace_shared.bus import Bus, Message
-from headrace_shared.errors import BusError, ProtocolError
+from headrace_shared.errors import BusError, PayloadTooLarge, ProtocolError
 from headrace_shared.leases import LEASE_TTL_S
 from headrace_shared.messages import (
     Adopt,
@@ -22,11 +23,12 @@ from headrace_shared.messages import (
     SchedulerId,
     SequenceId,
     Snapshot,
+    TokenFrame,
     WorkerId,
 )
 from headrace_shared.subjects import progress_subject, tokens_subject
 from headrace_worker.engine_frames import Iteration, Reset, Rest
-from headrace_worker.mirror import Mirror
+from headrace_worker.mirror import Mirror, MirrorSequence
 from headrace_worker.stay_watch import StayWatch
 
 HEARTBEAT_S = 0.4
@@ -35,6 +37,7 @@ MAX_COALESCED = 4
 """Iterations in one progress, unless something urgent happened. Few against the horizon of granted blocks."""
 ENVELOPE_BYTES = 1024
 """Room for a message's own fields around the sequences in it."""
+TOO_LARGE = "The log-probabilities of one token exceed what the broker takes in a message."
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +73,8 @@ class Session:
         self._progress_sent_at = now
         self._ticked_at = now
         self._generation = 0
+        self._dropped: list[MirrorSequence] = []
+        """In the present outage, if it is long."""
         self.is_suspended = False
         self.num_iterations = 0
         """Of the engine since its start, as it last said."""
@@ -90,6 +95,11 @@ class Session:
         """It holds no sequence, and everything is told."""
         mirror = self.mirror
         return not (mirror.num_sequences or mirror.has_report or mirror.has_unpublished)
+
+    @property
+    def has_more(self) -> bool:
+        """Tokens wait to be published."""
+        return self.mirror.has_unpublished
 
     @property
     def generation(self) -> int:
@@ -120,6 +130,8 @@ class Session:
             self._apply(control, message.data, now)
 
     def on_iteration(self, iteration: Iteration, now: float) -> None:
+        """Where first tokens are among others, only they are published: to be followed by `publish` as soon as they are
+        on their way, if anything is left (`has_more`)."""
         self.iterated_at = now
         self.num_iterations = iteration.num_iterations
         if iteration.generation != self._generation:
@@ -132,6 +144,13 @@ class Session:
         self.num_output_tokens += self.mirror.apply_rows(iteration.rows, iteration.released)
         if self._watch is not None:
             self._watch.on_iteration(iteration, now)
+        waiting = self.mirror.unpublished()
+        firsts = [sequence for sequence in waiting if not sequence.num_published]
+        if not firsts or len(firsts) == len(waiting) or not self._publish_all(firsts):
+            self.publish(now)
+
+    def publish(self, now: float) -> None:
+        """All tokens that wait, and if need be what the scheduler should know."""
         if self._publish_tokens() and (self.mirror.is_report_urgent or self._num_coalesced >= MAX_COALESCED):
             self._report(now)
 
@@ -144,8 +163,15 @@ class Session:
     def resume(self) -> None:
         self.is_suspended = False
 
-    def on_reconnect(self, now: float) -> None:
-        """What was sent just before the connection broke may be lost."""
+    def on_reconnect(self, now: float, *, is_log_lost: bool = False) -> None:
+        """What was sent just before the connection broke may be lost. `is_log_lost`: so is all that the token log held.
+        Then whoever takes up what was dropped here goes on behind what is told of it now."""
+        dropped, self._dropped = self._dropped, []
+        if is_log_lost and dropped:
+            log.info("the token log is lost: what was dropped is told again", num_sequences=len(dropped))
+            with contextlib.suppress(BusError):  # it is generated again
+                for sequence in dropped:
+                    self._publish(sequence, MirrorSequence.mark_published)
         self.publish_again()
         self.tick(now)
 
@@ -216,17 +242,34 @@ class Session:
 
     def _publish_tokens(self) -> bool:
         """Whether no token waits any more."""
+        return self._publish_all(self.mirror.unpublished())
+
+    def _publish_all(self, sequences: Iterable[MirrorSequence]) -> bool:
+        """Whether none of theirs waits any more."""
         try:
-            for sequence in self.mirror.unpublished():
-                request = sequence.admission.request
-                subject = tokens_subject(request.router, request.request_id)
-                complete = False
-                while not complete:
-                    frame = sequence.next_frame()
-                    self._bus.publish(subject, codec.encode(frame))
-                    complete = self.mirror.mark_published(sequence, frame)
+            for sequence in sequences:
+                if not self._publish(sequence, self.mirror.mark_published):
+                    self.mirror.give_up(sequence, TOO_LARGE)
         except BusError:
             return False  # it goes out with the next tokens, or when the connection is back
+        return True
+
+    def _publish(self, sequence: MirrorSequence, mark: Callable[[MirrorSequence, TokenFrame], bool]) -> bool:
+        """False: no message can hold the rest. Raises BusError."""
+        request = sequence.admission.request
+        subject = tokens_subject(request.router, request.request_id)
+        complete = False
+        while not complete:
+            frame = sequence.next_frame()
+            try:
+                self._bus.publish(subject, codec.encode(frame))
+            except (PayloadTooLarge, ProtocolError) as error:
+                # Waiting would not help, and nobody behind it would be told anything.
+                if not sequence.shorten(frame):
+                    log.error("tokens too large for the broker", request_id=request.request_id, error=str(error))
+                    return False
+            else:
+                complete = mark(sequence, frame)
         return True
 
     def _report(self, now: float) -> None:
@@ -262,6 +305,8 @@ class Session:
 
     def _drop_all(self) -> None:
         log.warning("cut off from the broker: all sequences dropped", num_sequences=self.mirror.num_sequences)
+        dropped = self.mirror.drop_all()
+        self._dropped = [] if self._bus.is_connected else dropped
         self._forget()
         self._send_to_engine(codec.encode(Reset(generation=self._generation)))
 

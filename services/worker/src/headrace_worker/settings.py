@@ -19,6 +19,9 @@ class WorkerSettings(TimingSettings, frozen=True, kw_only=True):
     """Number format of weights and cache; auto: bfloat16 where the device computes it fast, else float32."""
     context: Annotated[int, Meta(ge=0)] = 0
     """Most tokens (prompt and answer) of a sequence; 0: the model's own."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Sampling for requests that do not say otherwise; auto: what the model's generation_config.json, GGUF file or, for
+    the built-in model, authors recommend; none: temperature 1 and no filters."""
     block_size: Annotated[int, Meta(ge=4, le=256)] = 16
     """Tokens in a block of the KV cache."""
     num_blocks: Annotated[int, Meta(ge=0)] = 0
@@ -103,6 +106,7 @@ class WorkerSettings(TimingSettings, frozen=True, kw_only=True):
             gpu_memory_share=self.gpu_memory_share,
             quantization=self.quantization,
             speculative_tokens=self.speculative_tokens,
+            generation_config=self.generation_config,
             max_loras=self.max_loras if self.lora or self.lora_dir else 0,
             max_lora_rank=self.max_lora_rank,
         )

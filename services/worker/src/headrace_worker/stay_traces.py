@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from headrace_shared.messages import Admission, WorkerId
 from headrace_shared.subjects import grants_subject
-from headrace_shared.telemetry import TraceContext
+from headrace_shared.trace_context import TraceContext
 from headrace_shared.tracing import GRANTS_TEMPLATE, Tracing, Value, messaging, sampled_context, wall_time
 
 MAX_LINKS = 64

@@ -11,11 +11,11 @@ from headrace_shared.messages import Admission, SequenceId
 from headrace_worker.adapters.store import AdapterStore
 from headrace_worker.constraint import Constraints
 from headrace_worker.forward import Forward
-from headrace_worker.inputs import build_inputs
+from headrace_worker.inputs import Inputs, build_inputs
 from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.kv_cache import KVCache
 from headrace_worker.pooling import Pooling, packed
-from headrace_worker.sampling import SamplingState, sample
+from headrace_worker.sampling import Drawn, SamplingState, drawn_greedily, sample
 from headrace_worker.scoring import merged, score, targets_of
 
 
@@ -47,7 +47,8 @@ class TorchEngine:
         self._device = device
         self._samples = samples
         self._states: dict[SequenceId, SamplingState] = {}
-        self._constraints = Constraints(card, torch.get_num_threads())
+        # Threads that compute masks and those of the forward pass get in each other's way where cores are few.
+        self._constraints = Constraints(card, max(1, torch.get_num_threads() // 4))
         self._finished: list[list[SampledToken]] = []
         self._facts = EngineFacts(
             card=card,
@@ -80,7 +81,7 @@ class TorchEngine:
         with torch.inference_mode():
             self.cache.copy_blocks(admission.copies)
             offset = admission.num_cached % self.cache.block_size
-            if offset:
+            if offset and self._forward.reads_unwritten:
                 # What follows the shared part was the source's own.
                 self.cache.clear_after(admission.block_ids[admission.num_cached // self.cache.block_size], offset)
 
@@ -104,14 +105,14 @@ class TorchEngine:
 
     @torch.inference_mode()
     def submit(self, slices: Sequence[SequenceSlice]) -> None:
-        logits = self.logits(slices)
+        self.cache.reach(max(piece.block_ids[-1] for piece in slices))
         if not self._samples:
+            self.logits(slices)
             self._finished.append([])
             return
         sampling = [piece for piece in slices if piece.samples]
         rows = [(piece.sequence_id, state) for piece in sampling for state in self._states_of(piece)]
-        scored, logits = self._scored(slices, logits)
-        drawn = sample(logits, [state for _, state in rows], self._constraints) if rows else []
+        scored, drawn = self._draw(slices, [state for _, state in rows])
         sampled = [
             SampledToken(sequence_id, item.token, item.logprobs, item.error, self._embedding(sequence_id))
             for (sequence_id, _), item in zip(rows, drawn, strict=True)
@@ -122,6 +123,21 @@ class TorchEngine:
             if piece.num_drafts:
                 self._learn(piece, sampled[first : first + 1 + piece.num_drafts])
             first += 1 + piece.num_drafts
+
+    def _draw(
+        self, slices: Sequence[SequenceSlice], states: list[SamplingState]
+    ) -> tuple[list[SampledToken], list[Drawn]]:
+        """The targets of all slices, and what is sampled for `states`."""
+        inputs, hidden = self._inputs(slices)
+        if all(state.is_plain for state in states) and not any(piece.targets for piece in slices):
+            tokens = self._forward.greedy(inputs, hidden)
+            if tokens is not None:
+                self._pool(slices, hidden)
+                return [], drawn_greedily(tokens.tolist(), states)
+        logits = self._forward(inputs, hidden)
+        self._pool(slices, hidden)
+        scored, logits = self._scored(slices, logits)
+        return scored, sample(logits, states, self._constraints) if states else []
 
     def _scored(self, slices: Sequence[SequenceSlice], logits: Tensor) -> tuple[list[SampledToken], Tensor]:
         """The targets of all slices, and the rows that are sampled from."""
@@ -162,8 +178,14 @@ class TorchEngine:
     @torch.inference_mode()
     def logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
         """Computes an iteration up to the logits [slices that sample, vocab_size], in slice order."""
+        inputs, hidden = self._inputs(slices)
+        logits = self._forward(inputs, hidden)
+        self._pool(slices, hidden)
+        return logits
+
+    def _inputs(self, slices: Sequence[SequenceSlice]) -> tuple[Inputs, Tensor | None]:
+        """With room for the hidden states that are wanted, if any are."""
         cache, pooling = self.cache, self._pooling
-        pooled = None if pooling is None else pooling.wanted(slices)
         inputs = build_inputs(
             slices,
             block_size=cache.block_size,
@@ -172,15 +194,16 @@ class TorchEngine:
             gathered_positions=self._forward.gathered_positions,
             device=self._device,
             adapters=None if self.adapters is None else self.adapters.slots(slices),
-            pooled=pooled,
+            pooled=None if pooling is None else pooling.wanted(slices),
         )
         if pooling is None or inputs.hidden_rows is None:
-            return self._forward(inputs)
+            return inputs, None
         shape = (inputs.hidden_rows.shape[0], pooling.hidden_size)
-        hidden = torch.empty(shape, dtype=torch.float32, device=self._device)
-        logits = self._forward(inputs, hidden)
-        pooling.take(slices, hidden)
-        return logits
+        return inputs, torch.empty(shape, dtype=torch.float32, device=self._device)
+
+    def _pool(self, slices: Sequence[SequenceSlice], hidden: Tensor | None) -> None:
+        if self._pooling is not None and hidden is not None:
+            self._pooling.take(slices, hidden)
 
 
 def _tokens_of(piece: SequenceSlice) -> Sequence[int]:

@@ -50,8 +50,10 @@ async def main() -> int:
         context=1024,
         max_sequences=8,
         tokens_per_iteration=64,
+        device="cpu",
+        dtype="float32",
     )
-    gauges = {LOADING_CURRENT: 25.0, LOADING_TOTAL: 100.0} if MODE == "load" else {"is_cuda": 0.0, "dtype_bits": 32.0}
+    gauges = {LOADING_CURRENT: 25.0, LOADING_TOTAL: 100.0} if MODE == "load" else {}
     report = asyncio.create_task(Service("worker", worker).report(bus, lambda: str(state), lambda: gauges, model))
     while not stop.is_set():
         bus.publish(hello_subject(model, worker), encode(hello))

@@ -13,7 +13,7 @@ import h11
 import msgspec
 import structlog
 
-from headrace_shared.tasks import end
+from headrace_shared.listener import Listener
 
 MAX_CONNECTIONS = 64
 """Stops last as long as the grace of what they stop."""
@@ -54,30 +54,17 @@ class _Unreadable(Exception):
 class HttpServer:
     def __init__(self, handle: Callable[[HttpRequest], Awaitable[HttpReply]]) -> None:
         self._handle = handle
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._listener = Listener(
+            self._serve, max_connections=MAX_CONNECTIONS, read_limit=_READ_BYTES, cuts_oldest=False
+        )
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port. Raises OSError if it is taken."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=_READ_BYTES)
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return await self._listener.start(host, port)
 
     async def close(self) -> None:
         """Stops listening, and cuts whoever is connected."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for task in list(self._connections):
-            await end(task)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            writer.close()
-            return
-        task = asyncio.create_task(self._serve(reader, writer), name="request")
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        await self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -88,8 +75,6 @@ class HttpServer:
                     await writer.drain()
         except (TimeoutError, OSError):
             pass  # the caller is gone or does not read; there is nobody to tell
-        finally:
-            writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes | None:
         """None if the caller closed without asking."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from headrace_shared.settings import CommonSettings
+from headrace_shared.common_settings import CommonSettings
 
 
 class ProxySettings(CommonSettings, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from headrace_router.batches.execution import Answer
+from headrace_router.bodies import Body
 from headrace_router.call import Call
 from headrace_router.calls import Caller
 from headrace_shared.errors import InvalidRequest
@@ -13,8 +14,8 @@ from headrace_shared.errors import InvalidRequest
 def batch_endpoints(caller: Caller, create_response: Answer) -> dict[str, Answer]:
     """Path -> who answers a call there: whole, through `Call.send`, by the call's headers and identity."""
 
-    async def respond(call: Call, data: bytes) -> None:
-        await create_response(call, unstored(data))
+    async def respond(call: Call, body: Body) -> None:
+        await create_response(call, Body(unstored(body.data)))
 
     return {
         "/v1/chat/completions": caller.chat,

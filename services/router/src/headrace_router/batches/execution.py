@@ -15,6 +15,7 @@ from headrace_router.accounts import Charge
 from headrace_router.answering import HELD_ID
 from headrace_router.batches.lines import Line
 from headrace_router.batches.results import LineResult, line_id
+from headrace_router.bodies import Body
 from headrace_router.call import Call, new_request_id
 from headrace_router.call_meter import CallMeter
 from headrace_router.call_options import IDEMPOTENCY_KEY, LANE
@@ -23,11 +24,11 @@ from headrace_router.identity import Identity
 from headrace_router.metrics import RouterMetrics
 from headrace_shared.errors import BusError, InvalidRequest, RequestError
 from headrace_shared.messages import Lane
-from headrace_shared.telemetry import new_trace
+from headrace_shared.trace_context import new_trace
 
 log = structlog.get_logger(__name__)
 
-Answer = Callable[[Call, bytes], Awaitable[None]]
+Answer = Callable[[Call, Body], Awaitable[None]]
 """Answers a call through its `send`, or raises before it has sent anything."""
 
 
@@ -93,7 +94,7 @@ class LineExecutor:
                 context,
             )
             try:
-                await self.endpoints[endpoint](call, batch_line.line.body)
+                await self.endpoints[endpoint](call, Body(batch_line.line.body))
             except Exception as error:
                 if not isinstance(error, RequestError | BusError):
                     log.exception("line of a batch failed", batch_id=batch_line.batch_id)

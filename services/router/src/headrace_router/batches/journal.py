@@ -12,7 +12,7 @@ from headrace_router.batches.results import LineResult, ResultGatherer, ResultPa
 from headrace_shared.bus import Bus
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import ProtocolError, QueueFull
-from headrace_shared.objects import patiently
+from headrace_shared.patience import patiently
 from headrace_shared.subjects import BATCH_RESULTS, batch_results_subject
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ import structlog
 from headrace_router.batches.record import BatchRecord, IllegalTransition, taken
 from headrace_router.batches.run import BatchRun, Parts
 from headrace_router.batches.store import Superseded
-from headrace_router.batches.turns import ActiveLimits, turns
+from headrace_router.batches.turns import ActiveLimits, nearest, turns
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.leases import Leases
@@ -32,8 +32,12 @@ SWEEP_S = 60.0
 """Between two looks for files that nobody will see again."""
 MIN_BACKOFF_S = 2.0
 MAX_BACKOFF_S = 60.0
+MAX_OUTAGE_BACKOFF_S = 4.0
+"""Where it was the broker that could not be reached: that was waited for already, and is no fault of the batch."""
 MAX_KNOWN = 10_000
-"""Unfinished batches. Those beyond are heard of again when they change."""
+"""Unfinished batches, or a quarter more for a moment: those whose turn comes first. The others are read again when half
+of these are over."""
+MAX_OVER = 10_000
 TIDYING = "tidying"
 """The lease of who deletes files that have expired, and results of batches that are over."""
 
@@ -69,6 +73,10 @@ class BatchRunner:
         self._free_since: dict[str, float] = {}
         self._running: dict[str, _Running] = {}
         self._troubled: dict[str, _Troubled] = {}
+        self._are_more = False
+        """There are unfinished batches that are not known here."""
+        self._heard: set[str] | None = None
+        """Keys of records that have changed while all are being read again."""
         self._over: set[str] = set()
         """Ids of batches whose results in the journal nobody needs."""
         self._swept_at = clock()
@@ -138,6 +146,8 @@ class BatchRunner:
         if self._is_closing or not self._bus.is_connected:
             return
         try:
+            if self._are_more and len(self._known) <= MAX_KNOWN // 2:
+                await self._read_again()
             for record in self._next():
                 await self._take(record)
         except BusError as error:
@@ -193,10 +203,10 @@ class BatchRunner:
         except Superseded:
             log.info("somebody else has the batch", batch_id=batch_id)
         except BusError as error:
-            self._trouble(batch_id)
+            self._trouble(batch_id, MAX_OUTAGE_BACKOFF_S)
             log.warning("batch interrupted", batch_id=batch_id, error=str(error))
         except Exception:  # one batch's fault must not cost the others
-            self._trouble(batch_id)
+            self._trouble(batch_id, MAX_BACKOFF_S)
             log.exception("batch failed; it is tried again", batch_id=batch_id)
         finally:
             del self._running[batch_id]
@@ -209,10 +219,10 @@ class BatchRunner:
         except BusError as error:
             log.info("lease not released; it will expire", batch_id=batch_id, error=str(error))
 
-    def _trouble(self, batch_id: str) -> None:
+    def _trouble(self, batch_id: str, most_s: float) -> None:
         before = self._troubled.get(batch_id)
         num_times = 1 if before is None else before.num_times + 1
-        wait_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** (num_times - 1))
+        wait_s = min(most_s, MIN_BACKOFF_S * 2.0 ** min(num_times - 1, 16))
         self._troubled[batch_id] = _Troubled(num_times, self._clock() + wait_s)
 
     def _forget(self, batch_id: str) -> None:
@@ -220,20 +230,42 @@ class BatchRunner:
             del self._known[key]
 
     def _on_change(self, key: str, record: BatchRecord | None) -> None:
+        if self._heard is not None:
+            self._heard.add(key)
         if record is None or record.is_over:
-            if record is not None and self._may_have_results(record) and len(self._over) < MAX_KNOWN:
+            if record is not None and self._may_have_results(record) and len(self._over) < MAX_OVER:
                 self._over.add(record.batch_id)
-            gone = self._known.pop(key, None)
-            if gone is not None:
-                self._troubled.pop(gone.batch_id, None)
-                self._free_since.pop(gone.batch_id, None)
+            self._drop(key)
             return
         self._changed.set()
-        if key in self._known or len(self._known) < MAX_KNOWN:
-            self._known[key] = record
+        self._known[key] = record
+        if len(self._known) > MAX_KNOWN + MAX_KNOWN // 4:
+            kept = nearest(self._known, MAX_KNOWN)
+            for far in [known for known in self._known if known not in kept]:
+                self._drop(far)
+            self._are_more = True
         running = self._running.get(record.batch_id)
         if running is not None:
             running.run.on_change(record)
+
+    def _drop(self, key: str) -> None:
+        gone = self._known.pop(key, None)
+        if gone is not None:
+            self._troubled.pop(gone.batch_id, None)
+            self._free_since.pop(gone.batch_id, None)
+
+    async def _read_again(self) -> None:
+        """Raises BusError."""
+        self._heard = set()
+        try:
+            read = await self._parts.store.all()
+        finally:
+            heard, self._heard = self._heard, None
+        self._are_more = False
+        for key, record in read:
+            # What was heard meanwhile is newer.
+            if key not in heard:
+                self._on_change(key, record)
 
     def _may_have_results(self, record: BatchRecord) -> bool:
         """Where it has not been so long that they are gone anyway."""
@@ -258,9 +290,11 @@ class BatchRunner:
                 over = set(self._over)
                 await self._parts.journal.tidy(over)
                 self._over -= over
-                num_swept = await self._parts.library.sweep(self.in_use())
+                # What an unfinished batch reads that is not known here must stay.
+                num_swept = 0 if self._are_more else await self._parts.library.sweep(self.in_use())
             finally:
                 await self._leases.release(TIDYING)
+                self._changed.set()  # nobody needs the keeper until the next batch
         except BusError as error:
             log.info("files not tidied up yet", error=str(error))
         else:

@@ -13,7 +13,7 @@ from headrace_router.owners import owner_token
 from headrace_shared.bus import Bus, Entry
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusUnavailable, OutcomeUnknown, ProtocolError, RevisionConflict
-from headrace_shared.objects import patiently
+from headrace_shared.patience import patiently
 from headrace_shared.subjects import BATCHES
 
 log = structlog.get_logger(__name__)
@@ -56,6 +56,11 @@ class BatchStore:
         entry = await self._bus.get(BATCHES.name, _key(owner, batch_id))
         record = None if entry is None else _decoded(entry)
         return None if entry is None or record is None else Kept(record, entry.revision)
+
+    async def all(self) -> list[tuple[str, BatchRecord]]:
+        """With their keys, in any order. Raises BusError."""
+        entries = [(entry.key, _decoded(entry)) for entry in await self._bus.entries(BATCHES.name)]
+        return [(key, record) for key, record in entries if record is not None]
 
     async def all_of(self, owner: str) -> list[BatchRecord]:
         """Newest first. Raises BusError."""

@@ -13,7 +13,8 @@ from headrace_shared.backlog import model_depths
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import BusError, ProtocolError
-from headrace_shared.fleet_messages import Hello, Telemetry
+from headrace_shared.figures import read_figures
+from headrace_shared.fleet_messages import Hello
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
 PERIOD_S = 1.0
@@ -86,6 +87,6 @@ class Collector:
 
     def _on_telemetry(self, message: Message) -> None:
         try:
-            self._board.on_telemetry(decode(message.data, Telemetry), time.monotonic())
+            self._board.on_telemetry(read_figures(message.data), time.monotonic())
         except ProtocolError as error:
             log.debug("undecodable telemetry", error=str(error))

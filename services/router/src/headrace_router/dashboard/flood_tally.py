@@ -1,9 +1,10 @@
 """What a flood from the page has felt so far. Pure: times are arguments, seconds since it began."""
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
+
+from headrace_shared.quantiles import quantile
 
 MAX_RECENT = 512
 
@@ -59,7 +60,7 @@ class FloodTally:
     def tell(self, now: float) -> dict[str, Any]:
         """For the page; rates are since the last telling, latencies of the first tokens since then too."""
         period_s = max(now - self._told_at, 1e-3)
-        recent = sorted(list(self._ttfts)[-self._num_ttfts :]) if self._num_ttfts else []
+        recent = list(self._ttfts)[-self._num_ttfts :] if self._num_ttfts else []
         told = {
             "at": round(now, 2),
             "due": self.num_due,
@@ -75,7 +76,5 @@ class FloodTally:
         return told
 
 
-def _ms(ordered: list[float], share: float) -> float | None:
-    if not ordered:
-        return None
-    return round(1000.0 * ordered[max(0, math.ceil(share * len(ordered)) - 1)], 1)
+def _ms(values: list[float], share: float) -> float | None:
+    return round(1000.0 * quantile(values, share), 1) if values else None

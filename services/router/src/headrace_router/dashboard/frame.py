@@ -7,10 +7,19 @@ by one, so that its size is bounded.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from headrace_router.dashboard.board import Board, Spoken
 from headrace_shared import telemetry
+from headrace_shared.fleet_frame import (
+    AutoscalerFrame,
+    Frame,
+    OverflowFrame,
+    QueueFrame,
+    RouterFrame,
+    ScalingFrame,
+    SchedulerFrame,
+    Totals,
+    WorkerFrame,
+)
 from headrace_shared.fleet_messages import Hello, WorkerState
 
 MAX_WORKERS = 64
@@ -25,106 +34,6 @@ NUM_FIRST_TOKENS = "num_first_tokens"
 """How many these two are of."""
 REQUESTS_PER_S = "requests_per_s"
 """Calls that a router took in, over the same time."""
-
-
-class RouterFrame(Struct, frozen=True, kw_only=True):
-    id: str
-    state: str
-    in_flight: int
-    requests_per_s: float
-    ttft_p50_ms: float | None = None
-    ttft_p99_ms: float | None = None
-
-
-class QueueFrame(Struct, frozen=True, kw_only=True):
-    model: str
-    waiting: int | None = None
-    """Not taken by any scheduler yet; None if the broker did not say."""
-    taken: int | None = None
-
-
-class SchedulerFrame(Struct, frozen=True, kw_only=True):
-    id: str
-    model: str
-    state: str
-    waiting: int
-    running: int
-    oldest_wait_s: float
-    preemptions: int
-    losses: int
-
-
-class WorkerFrame(Struct, frozen=True, kw_only=True):
-    id: str
-    model: str
-    state: str
-    running: int = 0
-    stalled: int = 0
-    max_sequences: int = 0
-    blocks: int = 0
-    blocks_held: int = 0
-    tokens_per_s: float = 0.0
-    prefill_per_s: float = 0.0
-    is_cuda: bool = False
-
-
-class ScalingFrame(Struct, frozen=True, kw_only=True):
-    """What the autoscaler wants of one model."""
-
-    model: str
-    desired: int
-    most: int | None = None
-    coming: int = 0
-    coming_in_s: float | None = None
-
-
-class AutoscalerFrame(Struct, frozen=True, kw_only=True):
-    id: str
-    state: str
-    is_leader: bool
-    models: list[ScalingFrame]
-
-
-class OverflowFrame(Struct, frozen=True, kw_only=True):
-    model: str
-    num_requests: int
-    """Sent there since the routers started."""
-
-
-class Totals(Struct, frozen=True, kw_only=True):
-    """What the plots show."""
-
-    queue: int | None
-    """Requests that no worker has yet: in the stream, and in the schedulers' windows."""
-    in_flight: int
-    running: int
-    tokens_per_s: float
-    prefill_per_s: float
-    ttft_p50_ms: float | None
-    ttft_p99_ms: float | None
-    batch: float
-    """Sequences running, as a share of what the ready workers take in one iteration."""
-    kv: float
-    """KV blocks held, as a share of all."""
-    ready: int
-    starting: int
-    parked: int
-    draining: int
-    desired: int | None
-
-
-class Frame(Struct, frozen=True, kw_only=True):
-    seq: int
-    at: float
-    """Seconds since the epoch."""
-    totals: Totals
-    routers: list[RouterFrame]
-    queues: list[QueueFrame]
-    schedulers: list[SchedulerFrame]
-    workers: list[WorkerFrame]
-    num_workers: int
-    autoscalers: list[AutoscalerFrame]
-    overflows: list[OverflowFrame]
 
 
 class Depth(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headrace_router.dashboard.frame import Frame, Totals
+from headrace_shared.fleet_frame import Frame, Totals
 
 NUM_FRAMES = 900
 """Fifteen minutes at one a second. At most about 10 KB each."""

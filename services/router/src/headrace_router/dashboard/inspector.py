@@ -1,5 +1,6 @@
 """What became of one request: this router's own times, and what the schedulers' flight recordings tell of it."""
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ class Inspector:
 
     async def story(self, owner: str, request_id: str) -> dict[str, Any]:
         """Raises InvalidRequest if this router has had no such call of theirs lately."""
-        wanted = RequestId(request_id.rsplit("-", 1)[-1])  # answers are named chatcmpl-ID or cmpl-ID
+        wanted = RequestId(re.split("[-_]", request_id)[-1])  # answers are named chatcmpl-ID, cmpl-ID, resp_ID, msg_ID
         note = self._journal.get(wanted, owner)
         if note is None:
             raise InvalidRequest("This router has had no such request lately.", code="request_not_found")

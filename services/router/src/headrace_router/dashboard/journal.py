@@ -1,14 +1,13 @@
 """The calls that this router has had of late: when what happened to them. No text of theirs. Pure: times are arguments,
 monotonic seconds."""
 
-import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace_router.choices import Usage
 from headrace_router.dashboard.frame import NUM_FIRST_TOKENS, REQUESTS_PER_S, TTFT_P50_S, TTFT_P99_S
 from headrace_shared.messages import RequestId
+from headrace_shared.quantiles import quantile
 
 MAX_CALLS = 400
 RECENT_S = 5.0
@@ -70,14 +69,9 @@ class Journal:
 
     def gauges(self, now: float) -> dict[str, float]:
         """For Telemetry."""
-        recent = sorted(seconds for at, seconds in self._first_tokens if now - at <= RECENT_S)
+        recent = [seconds for at, seconds in self._first_tokens if now - at <= RECENT_S]
         arrivals = sum(now - at <= RECENT_S for at in self._arrivals)
         gauges = {REQUESTS_PER_S: arrivals / RECENT_S, NUM_FIRST_TOKENS: float(len(recent))}
         if recent:
-            gauges |= {TTFT_P50_S: _percentile(recent, 0.5), TTFT_P99_S: _percentile(recent, 0.99)}
+            gauges |= {TTFT_P50_S: quantile(recent, 0.5), TTFT_P99_S: quantile(recent, 0.99)}
         return gauges
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    """Nearest rank."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

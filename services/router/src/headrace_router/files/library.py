@@ -26,7 +26,8 @@ from headrace_router.files.record import (
 from headrace_shared.bus import Bus, Entry
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, InvalidRequest, ProtocolError, RevisionConflict
-from headrace_shared.objects import ObjectInfo, ObjectStore, ObjectWriter, patiently
+from headrace_shared.objects import ObjectInfo, ObjectStore, ObjectWriter
+from headrace_shared.patience import patiently
 from headrace_shared.subjects import FILE_CONTENT, FILES
 
 log = structlog.get_logger(__name__)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace_router.messages_api.schemas import ContentBlock, Turn
@@ -11,11 +12,34 @@ TURN_BREAK = "\n\n"
 """Between turns of the same role, which become one."""
 
 
+@dataclass
+class _Said:
+    """By one side, in one or more turns. Joined at the end: piece by piece the whole would be copied for each."""
+
+    role: str
+    texts: list[str]
+    """Of each turn."""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    reasoning: str | None = None
+
+    def add(self, turn: "_Said") -> None:
+        self.texts += turn.texts
+        self.calls += turn.calls
+
+    def message(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"role": self.role, "content": TURN_BREAK.join(text for text in self.texts if text)}
+        if self.reasoning is not None:
+            told["reasoning_content"] = self.reasoning
+        if self.calls:
+            told["tool_calls"] = self.calls
+        return told
+
+
 def chat_messages(system: str | Sequence[ContentBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
     """Results of tools come before what else the user says in the same turn. Raises InvalidRequest naming the field."""
     if not messages:
         raise InvalidRequest("'messages' must hold at least one message.", param="messages", code="empty_array")
-    chat: list[dict[str, Any]] = []
+    chat: list[_Said | dict[str, Any]] = []
     if system is not None and (text := _texts(system, "system")):
         chat.append({"role": "system", "content": text})
     known: set[str] = set()
@@ -23,50 +47,44 @@ def chat_messages(system: str | Sequence[ContentBlock] | None, messages: Sequenc
         where = f"messages[{number}].content"
         if message.role == "assistant":
             turn = _assistant(message.content, where)
-            known.update(call["id"] for call in turn.get("tool_calls", ()))
+            known.update(call["id"] for call in turn.calls)
             _add(chat, turn)
             continue
-        for told in _results(message.content, known, where):
-            chat.append(told)
+        chat += _results(message.content, known, where)
         blocks = [] if isinstance(message.content, str) else message.content
         if not blocks or any(block.type != "tool_result" for block in blocks):
-            _add(chat, {"role": message.role, "content": _texts(message.content, where)})
-    return chat
+            _add(chat, _Said(message.role, [_texts(message.content, where)]))
+    return [told.message() if isinstance(told, _Said) else told for told in chat]
 
 
-def _add(chat: list[dict[str, Any]], turn: dict[str, Any]) -> None:
+def _add(chat: list[_Said | dict[str, Any]], turn: _Said) -> None:
     last = chat[-1] if chat else None
-    if last is None or last["role"] != turn["role"]:
+    if isinstance(last, _Said) and last.role == turn.role:
+        last.add(turn)
+    else:
         chat.append(turn)
-        return
-    last["content"] = TURN_BREAK.join(text for text in (last["content"], turn["content"]) if text)
-    if calls := [*last.get("tool_calls", ()), *turn.get("tool_calls", ())]:
-        last["tool_calls"] = calls
 
 
-def _assistant(content: str | Sequence[ContentBlock], where: str) -> dict[str, Any]:
+def _assistant(content: str | Sequence[ContentBlock], where: str) -> _Said:
     if isinstance(content, str):
-        return {"role": "assistant", "content": content}
-    turn: dict[str, Any] = {"role": "assistant", "content": ""}
-    calls = []
+        return _Said("assistant", [content])
+    texts, thoughts, calls = [], [], []
     for number, block in enumerate(content):
         here = f"{where}[{number}]"
         match block.type:
             case "text":
-                turn["content"] += _needed(block.text, f"{here}.text")
+                texts.append(_needed(block.text, f"{here}.text"))
             case "tool_use":
                 name = _needed(block.name, f"{here}.name")
                 function = {"name": name, "arguments": json.dumps(block.input or {}, ensure_ascii=False)}
                 calls.append({"id": _needed(block.id, f"{here}.id"), "type": "function", "function": function})
             case "thinking":
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + (block.thinking or "")
+                thoughts.append(block.thinking or "")
             case "redacted_thinking":
                 pass  # nobody here can read it
             case _:
                 raise _unknown(block, here)
-    if calls:
-        turn["tool_calls"] = calls
-    return turn
+    return _Said("assistant", ["".join(texts)], calls, "".join(thoughts) if thoughts else None)
 
 
 def _results(content: str | Sequence[ContentBlock], known: set[str], where: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from headrace_router.authentication import identity_of
+from headrace_router.bodies import Body
 from headrace_router.call_options import HEADERS, LAST_EVENT_ID, RESUMABLE
 from headrace_router.call_response import Answer
 from headrace_router.http_errors import json_response
@@ -30,9 +31,9 @@ def add_messages_routes(
     router: APIRouter,
     service: Callable[[], MessagesService],
     respond: Callable[[Answer], Response],
-    read: Callable[[Request], Awaitable[bytes]],
+    read: Callable[[Request], Awaitable[Body]],
 ) -> None:
-    """`respond` answers with what a call does; `read` reads a body."""
+    """`respond` answers with what a call does; `read` takes a body in, which is to be closed."""
 
     @router.post("/v1/messages", openapi_extra=_call)
     async def create_message() -> Response:
@@ -43,4 +44,5 @@ def add_messages_routes(
         openapi_extra=operation(TokenCount, body=CountTokensBody, errors=_ERRORS, error=MessageError),
     )
     async def count_message_tokens(request: Request) -> Response:
-        return json_response(await service().count_tokens(identity_of(request.scope), await read(request)))
+        with await read(request) as body:
+            return json_response(await service().count_tokens(identity_of(request.scope), body))

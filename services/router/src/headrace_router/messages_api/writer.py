@@ -14,7 +14,7 @@ from headrace_router.choices import ChoiceDelta, Delta, Usage
 from headrace_router.messages_api.error_shape import error_shape
 from headrace_router.tools import ToolUse
 from headrace_router.typed_events import typed_event
-from headrace_shared.errors import RequestError
+from headrace_shared.errors import InvalidRequest, RequestError
 from headrace_shared.messages import FinishReason
 
 PREFIX = "msg_"
@@ -74,7 +74,7 @@ class MessageWriter:
         return b"".join(self._close()) + told + _event("message_stop")
 
     def failure(self, error: RequestError, shown_id: str) -> bytes:
-        return typed_event("error", error_shape(error, shown_id))
+        return typed_event("error", error_shape(error, shown_id, 400 if isinstance(error, InvalidRequest) else 500))
 
     def whole(self, deltas: Sequence[Sequence[Delta]], usage: Usage) -> bytes:
         (parts,) = deltas

@@ -24,7 +24,7 @@ class ResponseUsage(Struct):
 
 
 class ResponseFailure(Struct):
-    code: Literal["server_error", "rate_limit_exceeded"]
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 

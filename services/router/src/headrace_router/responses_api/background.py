@@ -42,7 +42,7 @@ from headrace_shared.errors import (
 )
 from headrace_shared.messages import CancelReason, RequestId
 from headrace_shared.subjects import TOKEN_LOG_S
-from headrace_shared.telemetry import TraceContext, new_trace
+from headrace_shared.trace_context import TraceContext, new_trace
 
 log = structlog.get_logger(__name__)
 
@@ -98,14 +98,17 @@ class BackgroundResponses:
         except ProtocolError as error:
             log.warning("undecodable entry of an unfinished response", request_id=key, error=str(error))
 
-    async def begin(self, call: Call, parsed: Parsed, stored: StoredResponse) -> BackgroundKeeper:
+    async def begin(self, call: Call, parsed: Parsed, stored: StoredResponse, *, is_trial: bool) -> BackgroundKeeper:
         """Returns when the response is queued and stored. Raises RequestError or BusError if it is not."""
         if len(self._tasks) >= MAX_CALLS:
             raise Overloaded("There are too many background responses.", retry_after_s=10.0)
         claim = partial(self._claim, call.request_id)
         keeper = BackgroundKeeper(self._store, self._bus, self._router, stored, on_queued=claim)
         own = _own_call(call, self._metrics)._replace(keeper=keeper)
-        work = self._spawn(call.request_id, self._watched(keeper, partial(self._caller.begin, own, parsed), own.meter))
+        work = self._spawn(
+            call.request_id,
+            self._watched(keeper, partial(self._caller.begin, own, parsed, is_trial=is_trial), own.meter),
+        )
         begun = asyncio.ensure_future(keeper.has_begun.wait())
         try:
             await asyncio.wait((work, begun), return_when=asyncio.FIRST_COMPLETED)
@@ -198,13 +201,13 @@ class BackgroundResponses:
     async def _read(self, found: Found, record: CallRecord) -> None:
         keeper = BackgroundKeeper(self._store, self._bus, self._router, found.stored, found.revision)
         (request,) = record.requests
-        if time.time() - record.created > request.timeout_s + TOKEN_LOG_S:
-            # Whatever the reason was that nobody could read it: now nobody can.
-            await keeper.failed(ServiceFailure("The answer was lost.", code="answer_expired"))
-            return
         try:
             self._caller.check_readable(record)
         except RequestError as error:
+            if time.time() - record.created > request.timeout_s + TOKEN_LOG_S:
+                # Whatever the reason was that nobody could read it: now nobody can.
+                await keeper.failed(ServiceFailure("The answer was lost.", code="answer_expired"))
+                return
             log.info("background response left to be read later", request_id=record.request_id, reason=str(error))
             return
         call = Call(

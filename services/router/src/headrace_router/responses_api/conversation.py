@@ -10,14 +10,15 @@ from headrace_router.responses_api.items import Items
 
 def chat_messages(instructions: str | None, items: Items) -> list[dict[str, Any]]:
     """A function call belongs to the assistant's turn before it, if there is one."""
+    # What is said piece by piece is joined at the end: else the whole would be copied for each.
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
-    reasoning = ""
+    reasoning: list[str] = []
     for item in items:
         match item["type"]:
             case "reasoning":
-                reasoning += "".join(part["text"] for part in item["content"])
+                reasoning.extend(_texts(item))
                 continue
             case "message":
                 _say(messages, item["role"], "".join(_texts(item)))
@@ -30,14 +31,21 @@ def chat_messages(instructions: str | None, items: Items) -> list[dict[str, Any]
             case "function_call_output":
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
         if reasoning and messages[-1]["role"] == "assistant":
-            messages[-1]["reasoning_content"] = reasoning
-        reasoning = ""
+            messages[-1]["reasoning_content"] = "".join(reasoning)
+        reasoning = []
+    for message in messages:
+        if isinstance(message["content"], list):
+            message["content"] = "".join(message["content"])
     return messages
 
 
 def _say(messages: list[dict[str, Any]], role: str, text: str) -> None:
     if role == "assistant" and messages and messages[-1].get("tool_calls"):
-        messages[-1]["content"] = (messages[-1]["content"] or "") + text
+        said = messages[-1]["content"]
+        if isinstance(said, list):
+            said.append(text)
+        else:
+            messages[-1]["content"] = [said or "", text]
     else:
         messages.append({"role": role, "content": text})
 

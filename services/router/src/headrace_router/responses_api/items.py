@@ -1,11 +1,12 @@
 """What is said in a conversation, as the Responses API lists it: messages, function calls and their results. Pure."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from headrace_router.answer_pieces import part_id
+from headrace_router.json_structure import Structure
+from headrace_router.parsing import parse_inner_json
 from headrace_router.responses_api.schemas import Item, Part
 from headrace_shared.errors import InvalidRequest
 
@@ -32,6 +33,7 @@ def items_of(given: str | Sequence[Item] | None, response_id: str, context: Item
     ids = {item["id"] for item in context}
     calls = {item["call_id"] for item in context if item["type"] == "function_call"}
     items: Items = []
+    arguments = Structure()
     for number, item in enumerate(given):
         where = f"input[{number}]"
         if item.type == "item_reference":
@@ -39,10 +41,11 @@ def items_of(given: str | Sequence[Item] | None, response_id: str, context: Item
             _check_known(item, ids, where)
             continue
         is_free = item.id is not None and item.id not in ids and _ID.fullmatch(item.id)
-        made = _item(item, str(item.id) if is_free else part_id(_prefix(item), response_id, -1 - number), where)
+        own_id = str(item.id) if is_free else part_id(_prefix(item), response_id, -1 - number)
+        made = _item(item, own_id, where, arguments)
         ids.add(made["id"])
         items.append(made)
-        if made["type"] == "function_call":
+        if made["type"] == "function_call" and made["status"] == "completed":
             calls.add(made["call_id"])
         elif made["type"] == "function_call_output" and made["call_id"] not in calls:
             raise InvalidRequest(
@@ -51,7 +54,7 @@ def items_of(given: str | Sequence[Item] | None, response_id: str, context: Item
     return items
 
 
-def _item(item: Item, item_id: str, where: str) -> dict[str, Any]:
+def _item(item: Item, item_id: str, where: str, arguments: Structure) -> dict[str, Any]:
     match item.type or "message":
         case "message":
             if item.role is None:
@@ -60,10 +63,13 @@ def _item(item: Item, item_id: str, where: str) -> dict[str, Any]:
         case "function_call":
             call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
             for field, value in call.items():
-                if not value:
+                if value is None or (not value and field != "arguments"):
                     raise _missing(f"{where}.{field}")
-            _check_json(item.arguments or "", f"{where}.arguments")
-            return {"id": item_id, "type": "function_call", **call, "status": "completed"}
+            # One that was cut off is told again by clients, and answered by nobody.
+            status = "incomplete" if item.status == "incomplete" else "completed"
+            if item.arguments and status == "completed":
+                parse_inner_json(item.arguments, f"{where}.arguments", arguments)
+            return {"id": item_id, "type": "function_call", **call, "status": status}
         case "function_call_output":
             if not item.call_id:
                 raise _missing(f"{where}.call_id")
@@ -115,13 +121,6 @@ def _text(content: str | list[Part] | None, where: str) -> str:
             raise _missing(f"{where}[{number}].text")
         texts.append(text)
     return "".join(texts)
-
-
-def _check_json(text: str, where: str) -> None:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"'{where}' is no valid JSON.", param=where) from None
 
 
 def _prefix(item: Item) -> str:

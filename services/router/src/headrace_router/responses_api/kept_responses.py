@@ -100,7 +100,7 @@ class KeptResponses:
             await self._cancel(found, found.stored.call)
         request_id = request_id_of(response_id)
         assert request_id is not None, response_id
-        await self._store.delete(request_id, found.stored)
+        await self._store.delete(request_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     async def input_items(self, identity: Identity, response_id: str) -> Items:

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from headrace_router.call_record import AnswerForm
 from headrace_router.choices import Usage
-from headrace_shared.errors import LimitReached, Overloaded, RequestError
+from headrace_shared.errors import InvalidRequest, LimitReached, Overloaded, RequestError
 from headrace_shared.messages import Request
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -101,8 +101,12 @@ def facts_of(request: Request, created: int) -> Facts:
 
 def error_of(error: RequestError) -> dict[str, Any]:
     """Clients know few codes."""
-    is_limit = isinstance(error, LimitReached | Overloaded)
-    return {"code": "rate_limit_exceeded" if is_limit else "server_error", "message": error.message}
+    code = "server_error"
+    if isinstance(error, LimitReached | Overloaded):
+        code = "rate_limit_exceeded"
+    elif isinstance(error, InvalidRequest):
+        code = "invalid_prompt"
+    return {"code": code, "message": error.message}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

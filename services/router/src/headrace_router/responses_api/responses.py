@@ -1,5 +1,7 @@
 """The parts of the Responses API, put together."""
 
+import asyncio
+
 from headrace_router.calls import Caller
 from headrace_router.cancellation import Canceller
 from headrace_router.metrics import RouterMetrics
@@ -53,7 +55,11 @@ class Responses:
         await self._store.open(self._background.on_unfinished)
 
     async def run(self) -> None:
-        await self._background.run()
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._store.run(), name="response-shares")
+            await self._background.run()
 
     async def close(self) -> None:
         await self._background.close()
+        await self._store.close()

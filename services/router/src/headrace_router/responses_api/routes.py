@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from headrace_router.authentication import identity_of
+from headrace_router.bodies import Body
 from headrace_router.call import Call
 from headrace_router.call_options import HEADERS, LAST_EVENT_ID, RESUMABLE
 from headrace_router.call_response import Answer
@@ -35,9 +36,9 @@ def add_responses_routes(
     router: APIRouter,
     parts: Callable[[], ResponsesParts],
     respond: Callable[[Answer], Response],
-    read: Callable[[Request], Awaitable[bytes]],
+    read: Callable[[Request], Awaitable[Body]],
 ) -> None:
-    """`respond` answers with what a call does; `read` reads a body."""
+    """`respond` answers with what a call does; `read` takes a body in, which is to be closed."""
 
     @router.post("/v1/responses", openapi_extra=_call)
     async def create_response() -> Response:
@@ -47,7 +48,8 @@ def add_responses_routes(
         "/v1/responses/input_tokens", openapi_extra=operation(InputTokens, body=InputTokensBody, errors=OF_BODIES)
     )
     async def count_input_tokens(request: Request) -> Response:
-        return json_response(await parts().creator.input_tokens(identity_of(request.scope), await read(request)))
+        with await read(request) as body:
+            return json_response(await parts().creator.input_tokens(identity_of(request.scope), body))
 
     @router.post("/v1/responses/compact", include_in_schema=False)
     async def compact_response() -> Response:
@@ -68,7 +70,7 @@ def add_responses_routes(
         if not stream:
             return json_response(await parts().kept.retrieve(identity_of(request.scope), response_id))
 
-        async def answer(call: Call, _: bytes) -> None:
+        async def answer(call: Call, _: Body) -> None:
             await parts().kept.follow(call, response_id, starting_after)
 
         return respond(answer)

@@ -33,6 +33,7 @@ class Item(_Schema):
     name: str | None = None
     arguments: str | None = None
     output: str | ListOf[Part] | None = None
+    status: str | None = None
 
 
 class FunctionTool(_Schema):

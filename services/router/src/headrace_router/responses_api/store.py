@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import structlog
 
+from headrace_router.responses_api.packing import object_of
 from headrace_router.responses_api.response_object import PREFIX
-from headrace_router.responses_api.shares import Shares
+from headrace_router.responses_api.share_book import ShareBook
 from headrace_router.responses_api.stored import StoredResponse, Unfinished
 from headrace_shared.bus import Bus, Entry, WatchHandler
 from headrace_shared.codec import decode, encode
-from headrace_shared.errors import Forbidden, InvalidRequest, ProtocolError, RevisionConflict
+from headrace_shared.errors import BusUnavailable, Forbidden, InvalidRequest, ProtocolError, RevisionConflict
 from headrace_shared.messages import RequestId
 from headrace_shared.subjects import RESPONSES, UNFINISHED
 
@@ -20,8 +21,11 @@ log = structlog.get_logger(__name__)
 LAG_S = 0.1
 """A broker of a cluster may answer before it knows what another one has stored."""
 
+MAX_ATTEMPTS = 8
+"""Of a deletion. Each failure means that the response has changed."""
+
 OWNERS = 8
-"""So many of one router's must be at their limit before nobody's responses can be stored any more."""
+"""So many must be at their limit before nobody's responses can be stored any more."""
 
 
 class Found(NamedTuple):
@@ -34,13 +38,21 @@ class ResponseStore:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._shares = Shares(RESPONSES.max_bytes // OWNERS, time.monotonic)
+        self._shares = ShareBook(bus, RESPONSES.max_bytes // OWNERS)
 
     async def open(self, on_unfinished: WatchHandler) -> None:
         """`on_unfinished` hears of all responses without an end, now and later."""
         for bucket in (RESPONSES, UNFINISHED):
             await self._bus.ensure_bucket(bucket)
+        await self._shares.open()
         await self._bus.watch(UNFINISHED.name, on_unfinished)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._shares.run()
+
+    async def close(self) -> None:
+        await self._shares.close()
 
     @property
     def max_items_bytes(self) -> int:
@@ -105,11 +117,12 @@ class ResponseStore:
         data = encode(stored)
         self.check_share(stored.owner, len(data))
         # Before the answer comes: else many at the same time would get in.
+        began_at = time.time()
         self._shares.fill(stored.owner, len(data))
         try:
             return await self._bus.create(RESPONSES.name, request_id, data)
         except BaseException:
-            self._shares.free(stored.owner, len(data))
+            self._shares.free(stored.owner, len(data), began_at)
             raise
 
     async def update(self, request_id: RequestId, stored: StoredResponse, revision: int) -> int:
@@ -120,10 +133,22 @@ class ResponseStore:
         self._shares.fill(stored.owner, max(0, len(data) - len(stored.items)))
         return revision
 
-    async def delete(self, request_id: RequestId, stored: StoredResponse) -> None:
-        """Leaves a mark, so that repeating its call does not bring it back."""
-        await self._bus.put(RESPONSES.name, request_id, encode(StoredResponse(owner="", response=b"", items=b"")))
-        self._shares.free(stored.owner, len(encode(stored)))
+    async def delete(self, request_id: RequestId) -> None:
+        """Leaves a mark, so that repeating its call does not bring it back. No error if there is none."""
+        mark = encode(StoredResponse(owner="", response=b"", items=b""))
+        for _ in range(MAX_ATTEMPTS):
+            found = await self.find(request_id)
+            if found is None:
+                return
+            try:
+                await self._bus.update(RESPONSES.name, request_id, mark, found.revision)
+            except RevisionConflict:
+                # It ended just now, or somebody else deletes it: it makes room once.
+                await asyncio.sleep(LAG_S)
+                continue
+            self._shares.free(found.stored.owner, len(encode(found.stored)), await _created(found.stored))
+            return
+        raise BusUnavailable("the response keeps changing")
 
     async def add_unfinished(self, request_id: RequestId, router: str) -> None:
         await self._bus.put(UNFINISHED.name, request_id, encode(Unfinished(router=router)))
@@ -137,6 +162,14 @@ class ResponseStore:
 
     async def remove_unfinished(self, request_id: RequestId) -> None:
         await self._bus.remove(UNFINISHED.name, request_id)
+
+
+async def _created(stored: StoredResponse) -> float:
+    """Seconds since the epoch; now, if that cannot be read any more."""
+    try:
+        return float((await object_of(stored))["created_at"])
+    except ProtocolError:
+        return time.time()
 
 
 def request_id_of(response_id: str) -> RequestId | None:

@@ -12,11 +12,13 @@ import msgspec
 from headrace_router import sse
 from headrace_router.answer_pieces import AnswerPieces
 from headrace_router.choices import ChoiceDelta, Delta, Usage
+from headrace_router.field_names import renamed
 from headrace_router.responses_api.output import EndStatus, Output, TokenFormat
 from headrace_router.responses_api.response_object import About, Facts, Status, error_of, response_object
+from headrace_router.responses_api.translation import FIELD_NAMES
 from headrace_router.tools import ToolUse
 from headrace_router.typed_events import typed_event
-from headrace_shared.errors import RequestError
+from headrace_shared.errors import InvalidRequest, RequestError
 from headrace_shared.messages import FinishReason
 
 CANCELLED = "cancelled"
@@ -93,6 +95,8 @@ class ResponseWriter:
             self._result = msgspec.json.encode(final)
             # There is no event of its own for it.
             return self._event("response.incomplete", response=final) + sse.DONE
+        if isinstance(error, InvalidRequest):
+            error = renamed(error, FIELD_NAMES)
         final = self._object("failed", self._output.so_far(), error=error_of(error))
         self._result = msgspec.json.encode(final)
         told = self._event("error", code=error.code, message=error.message, param=error.param)

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -69,64 +71,85 @@ def build_engine(
     report("reading the tokenizer", 0, 1)
     card = make_card(sizes.context)
     report("reading the tokenizer", 1, 1)
-
     norm = None if weights.norm is not None or not shard.is_last else last_norm(config, source)
-    at = device.torch_device
-    pooling = Pooling(config.hidden_size, None if norm is None else norm.to(at), at)
-    reader = None
-    if sizes.max_loras and communicator is None:
-        reader = AdapterReader(
-            config,
-            source,
-            folds_norms=backend.packing.folds_norms,
-            max_rank=sizes.max_lora_rank,
-            dtype=dtype,
-            device=at,
-        )
+    loaded = _Loaded(
+        config=config,
+        shard=shard,
+        dtype=dtype,
+        backend=backend,
+        sizes=sizes,
+        card=card,
+        forward_of=partial(forward_of, decoder),
+        pooling=Pooling(
+            config.hidden_size, None if norm is None else norm.to(device.torch_device), device.torch_device
+        ),
+        reader=_adapter_reader(config, source, backend, sizes, dtype) if communicator is None else None,
+    )
+    recorded = batch_sizes(sizes.max_sequences)
+    num_blocks = agree(sizes.num_blocks or loaded.num_blocks_that_fit(len(recorded), report))
+    engine = loaded.engine(num_blocks, min(sizes.context, num_blocks * sizes.block_size))
+    if sizes.num_blocks and device.compiles:
+        rehearse(engine)
+    engine.record(recorded, lambda done, total: report("recording batch sizes", done, total))
+    return engine
 
-    def engine_of(num_blocks: int, context: int) -> CudaEngine:
-        cache = KVCache(
-            num_layers=len(shard.layers(config)),
+
+class _Loaded(NamedTuple):
+    """What the engine that is measured and the one that serves have in common."""
+
+    config: ModelConfig
+    shard: Shard
+    dtype: torch.dtype
+    backend: Backend
+    sizes: Sizes
+    card: ModelCard
+    forward_of: Callable[[DeviceAttention], DeviceForward]
+    pooling: Pooling
+    reader: AdapterReader | None
+
+    def engine(self, num_blocks: int, context: int) -> CudaEngine:
+        config, shard, sizes, device = self.config, self.shard, self.sizes, self.backend.device
+        cache = KVCache.of_model(
+            config,
             num_blocks=num_blocks,
             block_size=sizes.block_size,
-            num_kv_heads=len(shard.kv_heads(config)),
-            head_dim=config.head_dim,
-            dtype=dtype,
+            dtype=self.dtype,
             device=device.torch_device,
+            shard=shard,
         )
         built = CudaEngine(
-            forward_of(decoder, backend.attention(config, shard, cache, sizes)),
+            self.forward_of(self.backend.attention(config, shard, cache, sizes)),
             cache,
-            card,
-            sampler=backend.sampler(device, card, sizes.max_sequences),
-            copy_blocks=backend.copy_blocks,
+            self.card,
+            sampler=self.backend.sampler(device, self.card, sizes.max_sequences),
+            copy_blocks=self.backend.copy_blocks,
             device=device,
             context=context,
             max_sequences=sizes.max_sequences,
             tokens_per_iteration=sizes.tokens_per_iteration,
-            dtype=dtype,
+            dtype=self.dtype,
             samples=shard.is_last,
-            pooling=pooling,
+            pooling=self.pooling,
         )
-        if reader is not None:
-            built.adapters = AdapterStore(reader, built.set_adapter, sizes.max_loras)
+        if self.reader is not None:
+            built.adapters = AdapterStore(self.reader, built.set_adapter, sizes.max_loras)
         return built
 
-    recorded = batch_sizes(sizes.max_sequences)
-    num_blocks = sizes.num_blocks
-    if not num_blocks:
+    def num_blocks_that_fit(self, num_records: int, report: Report) -> int:
+        """Raises ConfigError for none."""
+        config, sizes, device = self.config, self.sizes, self.backend.device
         report("measuring memory", 0, 1)
         # With the engine's own tables and buffers, which the final one will have as well.
-        peak_bytes = device.peak_bytes(lambda: rehearse(engine_of(1, sizes.context)))
+        peak_bytes = device.peak_bytes(lambda: rehearse(self.engine(1, sizes.context)))
         memory = device.memory()
-        heads = len(shard.layers(config)) * len(shard.kv_heads(config))
+        heads = len(self.shard.layers(config)) * len(self.shard.kv_heads(config))
         num_blocks = blocks_that_fit(
             memory,
             share=sizes.memory_share,
             peak_bytes=peak_bytes,
-            num_records=len(recorded),
-            kept_bytes=sizes.max_loras * adapter_bytes(config, sizes.max_lora_rank, dtype.itemsize),
-            block_bytes=2 * heads * sizes.block_size * config.head_dim * dtype.itemsize,
+            num_records=num_records,
+            kept_bytes=sizes.max_loras * adapter_bytes(config, sizes.max_lora_rank, self.dtype.itemsize),
+            block_bytes=2 * heads * sizes.block_size * config.head_dim * self.dtype.itemsize,
         )
         if num_blocks < 1:
             raise ConfigError(
@@ -135,12 +158,22 @@ def build_engine(
                 f"{sizes.tokens_per_iteration} tokens ({mib(memory.own)} in use, {mib(peak_bytes)} an iteration)",
             )
         report("measuring memory", 1, 1)
-    num_blocks = agree(num_blocks)
-    engine = engine_of(num_blocks, min(sizes.context, num_blocks * sizes.block_size))
-    if sizes.num_blocks and device.compiles:
-        rehearse(engine)
-    engine.record(recorded, lambda done, total: report("recording batch sizes", done, total))
-    return engine
+        return num_blocks
+
+
+def _adapter_reader(
+    config: ModelConfig, source: TensorSource, backend: Backend, sizes: Sizes, dtype: torch.dtype
+) -> AdapterReader | None:
+    if not sizes.max_loras:
+        return None
+    return AdapterReader(
+        config,
+        source,
+        folds_norms=backend.packing.folds_norms,
+        max_rank=sizes.max_lora_rank,
+        dtype=dtype,
+        device=backend.device.torch_device,
+    )
 
 
 def _check_weights(config: ModelConfig, shard: Shard, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> None:

@@ -59,7 +59,7 @@ class KernelSampler:
             self._grow()
         slot = self._free.pop()
         self._needs[admission.sequence_id] = self._table.assign(slot, admission)
-        return device_sequence(admission, self._table.vocab_size, slot, self._constraints.of(admission))
+        return device_sequence(admission, slot, self._constraints.of(admission))
 
     def remove(self, sequence: DeviceSequence) -> None:
         assert sequence.slot is not None

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from headrace_shared.codec import unpack_ids
-from headrace_shared.messages import Admission, SamplingParams
+from headrace_shared.messages import Admission
 from headrace_worker.kernels.checks import require
+from headrace_worker.penalties import penalizes
 from headrace_worker.sampling import GREEDY_TEMPERATURE
 
 INTEGERS = ("seed", "choice", "num_output", "top_k", "min_tokens", "num_stop_ids", "num_biases", "penalizes")
@@ -64,7 +65,7 @@ class SamplingTable:
         require(len(stop_ids) <= MAX_STOP_IDS, f"{len(stop_ids)} stop tokens, of which a slot holds {MAX_STOP_IDS}")
         require(len(bias) <= MAX_BIASES, f"{len(bias)} biases, of which a slot holds {MAX_BIASES}")
         output = np.asarray(unpack_ids(admission.output), dtype=np.int64)
-        penalizes = _penalizes(params)
+        counts_tokens = penalizes(params)
         self._put(
             self.integers[slot],
             [
@@ -75,7 +76,7 @@ class SamplingTable:
                 stop.min_tokens,
                 len(stop_ids),
                 len(bias),
-                int(penalizes),
+                int(counts_tokens),
             ],
         )
         greedy = params.temperature <= GREEDY_TEMPERATURE
@@ -95,7 +96,7 @@ class SamplingTable:
         if bias:
             self._put(self.bias_ids[slot, : len(bias)], list(bias))
             self._put(self.biases[slot, : len(bias)], list(bias.values()))
-        if penalizes:
+        if counts_tokens:
             # Only the repetition penalty looks at the prompt.
             prompt = unpack_ids(admission.request.prompt) if params.repetition_penalty != 1.0 else ()
             self._count(slot, np.asarray(prompt, dtype=np.int64), output)
@@ -114,7 +115,3 @@ class SamplingTable:
         host = torch.tensor(values, dtype=place.dtype)
         # From pinned memory the copy is queued; from other memory it would wait for the device.
         place.copy_(host.pin_memory() if place.is_cuda else host, non_blocking=True)
-
-
-def _penalizes(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from headrace_shared.errors import ConfigError
@@ -24,6 +25,21 @@ from headrace_worker.models.small_files import (
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>")
 """End a chat model's turn even where its configuration names another end-of-sequence token only."""
 
+SAMPLING_DEFAULTS = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (-1, 1 << 31),
+    "repetition_penalty": (1e-6, 10.0),
+}
+"""What a generation config may say about sampling for whoever asks for nothing else, and the range of each."""
+_GGUF_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+"""Where llama.cpp's converter writes these."""
+
 
 def card_from_gguf(file: GgufFile, *, name: str, vocab_size: int, context: int) -> ModelCard:
     metadata = file.metadata
@@ -33,7 +49,7 @@ def card_from_gguf(file: GgufFile, *, name: str, vocab_size: int, context: int) 
     eos_ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     # Older files say nothing, and llama.cpp adds the token to sentencepiece vocabularies then.
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
-    return ModelCard(
+    card = ModelCard(
         model=name,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -45,6 +61,7 @@ def card_from_gguf(file: GgufFile, *, name: str, vocab_size: int, context: int) 
         chat_template=template,
         created=int(time.time()),
     )
+    return replace(card, **_sampling(metadata, _GGUF_SAMPLING, file.path.name))
 
 
 def _token(metadata: Mapping[str, Any], key: str) -> str:
@@ -61,7 +78,7 @@ def card_from_folder(folder: Path, *, name: str, vocab_size: int, context: int) 
     tokenizer = _tokenizer_json(folder)
     template = _chat_template(folder, settings)
     bos = _spelled(settings.get("bos_token"))
-    return ModelCard(
+    card = ModelCard(
         model=name,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -76,22 +93,24 @@ def card_from_folder(folder: Path, *, name: str, vocab_size: int, context: int) 
         eos_token=_spelled(settings.get("eos_token")),
         adds_bos=_adds_bos(tokenizer, bos, is_told_to=settings.get("add_bos_token") is True),
         chat_template=template,
-        temperature=_default(generation, "temperature", 0.0, 2.0),
-        top_p=_default(generation, "top_p", 1e-6, 1.0),
-        top_k=None if (top_k := _default(generation, "top_k", -1, 1 << 31)) is None else int(top_k),
-        repetition_penalty=_default(generation, "repetition_penalty", 1e-6, 10.0),
         created=int(time.time()),
     )
+    return replace(card, **_sampling(generation, {name: name for name in SAMPLING_DEFAULTS}, "generation_config.json"))
 
 
-def _default(generation: Mapping[str, Any], key: str, low: float, high: float) -> float | None:
-    """What holds for whoever asks for nothing else, in the range that may be asked for. None: nothing is said."""
-    value = generation.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError("model", f"{key} in generation_config.json is no number from {low} to {high}")
-    return value
+def _sampling(given: Mapping[str, Any], keys: Mapping[str, str], where: str) -> dict[str, float]:
+    """The defaults that are given, by their names in a card. `keys`: what each is called there."""
+    found: dict[str, float] = {}
+    for name, key in keys.items():
+        value = given.get(key)
+        low, high = SAMPLING_DEFAULTS[name]
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ConfigError("model", f"{key} in {where} is no number from {low} to {high}")
+        # GGUF files have them as float32: 0.9 is 0.8999999762 there.
+        found[name] = int(value) if name == "top_k" else float(f"{value:.6g}")
+    return found
 
 
 def _tokenizer_json(folder: Path) -> bytes:

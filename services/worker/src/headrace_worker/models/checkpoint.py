@@ -7,13 +7,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from headrace_shared.fleet_messages import ModelCard
-from headrace_worker.models.card import card_from_folder, card_from_gguf
+from headrace_worker.models.card import SAMPLING_DEFAULTS, card_from_folder, card_from_gguf
 from headrace_worker.models.config import ModelConfig
 from headrace_worker.models.gguf import GgufFile
 from headrace_worker.models.gguf_config import gguf_config
 from headrace_worker.models.gguf_tensors import GgufTensors
 from headrace_worker.models.hf_config import config_from_hf
 from headrace_worker.models.small_files import read_json
+from headrace_worker.models.source import ModelFiles
 from headrace_worker.models.weights import SafetensorsFolder, TensorSource
 
 
@@ -24,6 +25,19 @@ class Checkpoint(NamedTuple):
     """(name, context) -> card. Reads the tokenizer."""
     is_quantized: bool = False
     """Some tensors have fewer than 16 bits."""
+
+
+def open_model(files: ModelFiles, generation_config: str) -> Checkpoint:
+    """As `open_checkpoint`. `generation_config`: auto, or none: then the card has no defaults for sampling."""
+    checkpoint = open_checkpoint(files.path)
+
+    def make_card(name: str, context: int) -> ModelCard:
+        card = checkpoint.make_card(name, context)
+        if generation_config == "none":
+            return replace(card, **dict.fromkeys(SAMPLING_DEFAULTS))
+        return replace(card, **{key: value for key, value in files.sampling.items() if getattr(card, key) is None})
+
+    return checkpoint._replace(make_card=make_card)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

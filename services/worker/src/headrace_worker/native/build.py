@@ -68,7 +68,10 @@ def cache_folder() -> Path:
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen) / "kernels"
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "headrace" / "kernels"
+    try:
+        return (Path(base) if base else Path("~/.cache").expanduser()) / "headrace" / "kernels"
+    except RuntimeError as error:
+        raise NativeUnavailable("there is no home folder to keep them in; set XDG_CACHE_HOME") from error
 
 
 def _compile(compiler: str, flags: list[str], target: Path) -> None:

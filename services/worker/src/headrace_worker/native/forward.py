@@ -43,6 +43,7 @@ def why_not_native(
 
 class NativeForward:
     gathered_positions = 0
+    reads_unwritten = False
 
     def __init__(self, weights: DecoderWeights[NativeMatrix], cache: KVCache, context: int, kernels: Library) -> None:
         config = weights.config
@@ -64,6 +65,14 @@ class NativeForward:
         self._model.set_adapter(slot, None if adapter is None else pack_adapter(adapter))
 
     def __call__(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor:
+        return self._run(inputs, hidden, None)
+
+    def greedy(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor | None:
+        tokens = torch.empty(inputs.sampled_rows.shape[0], dtype=torch.int64)
+        self._run(inputs, hidden, tokens)
+        return tokens
+
+    def _run(self, inputs: Inputs, hidden: Tensor | None, tokens: Tensor | None) -> Tensor:
         # Positions that nobody has written are never read, so no block needs to be cleared first.
         batch = PagedBatch(*inputs.ragged, block_size=self._block_size)
         return self._model.logits(
@@ -75,6 +84,7 @@ class NativeForward:
             adapter_slots=None if inputs.row_slots is None else torch.from_numpy(inputs.row_slots),
             hidden_rows=None if hidden is None else inputs.hidden_rows,
             hidden=hidden,
+            tokens=tokens,
         )
 
 

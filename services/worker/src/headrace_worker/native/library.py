@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import torch
 
 from headrace_worker.native.build import built_library
 from headrace_worker.native.errors import NativeUnavailable
-
-_log = logging.getLogger(__name__)
 
 _POINTER = ctypes.c_void_p
 _SIZE = ctypes.c_int64

@@ -106,8 +106,9 @@ class NativeModel:
         norm: Tensor | None = None,
     ) -> None:
         """embedding [vocab_size, hidden_size] bfloat16; rotations [positions, head_dim / 2] complex64; pages: of each
-        layer, [blocks, 2, num_kv_heads, block_size, head_dim] bfloat16; norm: weight [hidden_size] float32 of the last
-        norm, None: multiplied into the head.
+        layer, [blocks, 2, num_kv_heads, block_size, head_dim] bfloat16, whose values only the kernels can read
+        (`reference.values_paired`); norm: weight [hidden_size] float32 of the last norm, None: multiplied into the
+        head.
 
         Raises ValueError for what the kernels do not take."""
         shape.check()
@@ -172,10 +173,13 @@ class NativeModel:
         adapter_slots: Tensor | None = None,
         hidden_rows: Tensor | None = None,
         hidden: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """One iteration: token_ids, positions [tokens], slots [tokens, 2 * num_kv_heads], sampled_rows [sampled], all
         int64 -> [sampled, vocab_size] float32. `adapter_slots` [tokens] int32: of each row's adapter, below 0 for none.
         `hidden` [hidden rows, hidden_size] float32 is filled with what the head would get of `hidden_rows`, int64.
+        `tokens` [sampled] int64 is filled with the first of each row's greatest logits, or -1 where they are not
+        finite; then there are no logits: [0, vocab_size].
 
         Writes the tokens' keys and values. A sequence's results are the same bits whatever else is in the batch and
         however its prompt is cut into chunks. Raises ValueError for what the kernels do not take.
@@ -202,7 +206,10 @@ class NativeModel:
             check_tensor("hidden_rows", hidden_rows, (None,), integers)
             check_range("hidden_rows", hidden_rows, num_tokens)
             check_tensor("hidden", hidden, (num_hidden, shape.hidden_size), (torch.float32,))
-        logits = torch.empty((sampled_rows.shape[0], shape.vocab_size), dtype=torch.float32)
+        num_sampled = sampled_rows.shape[0]
+        if tokens is not None:
+            check_tensor("tokens", tokens, (num_sampled,), integers)
+        logits = torch.empty((num_sampled if tokens is None else 0, shape.vocab_size), dtype=torch.float32)
         structure = Batch(
             batch.sequences,
             num_tokens,
@@ -210,15 +217,22 @@ class NativeModel:
             positions.data_ptr(),
             slots.data_ptr(),
             slots.stride(0),
-            sampled_rows.shape[0],
+            num_sampled,
             sampled_rows.data_ptr(),
             _address(adapter_slots),
             None if adapters is None else ctypes.addressof(adapters),
             num_hidden,
             _address(hidden_rows),
             _address(hidden),
+            _address(tokens),
         )
-        self._run(self._handle, ctypes.byref(structure), self._pages, logits.data_ptr(), torch.get_num_threads())
+        self._run(
+            self._handle,
+            ctypes.byref(structure),
+            self._pages,
+            logits.data_ptr() if tokens is None else None,
+            torch.get_num_threads(),
+        )
         return logits
 
     def _adapter_table(self, slots: Tensor) -> "ctypes.Array[ctypes.c_void_p]":

@@ -42,6 +42,18 @@ def paged_attention(
     return output
 
 
+def values_paired(pages: Tensor) -> Tensor:
+    """pages [blocks, 2, num_kv_heads, block_size, head_dim] with values as the kernels keep them: bfloat16 ones of
+    blocks of a multiple of 16 positions as [block_size / 2, head_dim, 2]."""
+    if pages.dtype != torch.bfloat16 or pages.shape[3] % 16:
+        return pages
+    paired = pages.clone()
+    values = pages[:, 1]
+    by_pair = values.reshape(*values.shape[:2], -1, 2, values.shape[3]).transpose(3, 4)
+    paired[:, 1] = by_pair.reshape(values.shape)
+    return paired
+
+
 def rms_norm(rows: Tensor, *, epsilon: float, residual: Tensor | None = None) -> Tensor:
     """[rows, size] -> [rows, size]. With `residual`, adds rows to it in place and normalizes the sum."""
     if residual is not None:

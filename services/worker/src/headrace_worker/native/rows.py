@@ -34,7 +34,8 @@ def rotate_and_write(
     qkv: Tensor, rotations: Tensor, slots: Tensor, pages: Tensor, *, library: Library | None = None
 ) -> None:
     """Rotates queries and keys of qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries in place, keys (and the
-    values as they are) into pages [blocks, 2, num_kv_heads, block_size, head_dim].
+    values as they are) into pages [blocks, 2, num_kv_heads, block_size, head_dim], values as in
+    `reference.values_paired`.
 
     rotations: [tokens, head_dim / 2] complex64; slots: [tokens, 2 * num_kv_heads] int64, rows of head_dim in the pages.
     ValueError for what the kernel does not take.

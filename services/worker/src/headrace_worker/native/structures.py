@@ -71,6 +71,7 @@ class Batch(ctypes.Structure):
         ("num_hidden", ctypes.c_int64),
         ("hidden_rows", ctypes.c_void_p),
         ("hidden", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
     )
 
 

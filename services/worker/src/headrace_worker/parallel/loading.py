@@ -13,8 +13,8 @@ from headrace_worker.cuda.load import cuda_backend, sizes_of
 from headrace_worker.forward import TorchForward
 from headrace_worker.iteration import Engine, Report
 from headrace_worker.kv_cache import KVCache
-from headrace_worker.memory import WORKSPACE_BYTES, available_bytes, mib, planned_blocks
-from headrace_worker.models.checkpoint import Checkpoint, open_checkpoint
+from headrace_worker.memory import WORKSPACE_BYTES, check_room, planned_blocks
+from headrace_worker.models.checkpoint import Checkpoint, open_model
 from headrace_worker.models.linear import TorchPacking
 from headrace_worker.models.reading import read_decoder
 from headrace_worker.models.source import find_model
@@ -98,14 +98,8 @@ def _load_on_cpu(
         device=device,
         report=lambda done, total: report("loading weights", done, total),
     )
-    cache = KVCache(
-        num_layers=len(shard.layers(model)),
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=len(shard.kv_heads(model)),
-        head_dim=model.head_dim,
-        dtype=dtype,
-        device=device,
+    cache = KVCache.of_model(
+        model, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype, device=device, shard=shard
     )
     context = min(model.context, config.context or model.context, num_blocks * config.block_size)
     forward = TorchForward(weights, group, cache, context)
@@ -156,7 +150,7 @@ def _open(config: EngineConfig, group: TorchGroup, report: Report) -> tuple[Chec
     files = find_model(config.model, lambda done, total: report("downloading", done, total))
     if not config.place.local_rank:
         group.done_here("found")
-    checkpoint = open_checkpoint(files.path)
+    checkpoint = open_model(files, config.generation_config)
     report("finding the model", 1, 1)
     return checkpoint, config.served_name or files.name
 
@@ -172,14 +166,7 @@ def _check_memory(
         shard = shard_of(rank, place)
         weights += weight_bytes(model, shard, dtype.itemsize)
         cache += num_blocks * config.block_size * kv_bytes_per_token(model, shard, dtype.itemsize)
-    needed = weights + cache + place.num_local_ranks * WORKSPACE_BYTES
-    available = available_bytes(device)
-    if available is not None and needed > available:
-        raise ConfigError(
-            "kv_cache_bytes" if cache > weights else "model",
-            f"{place.num_local_ranks} ranks need {mib(needed)} of memory (weights {mib(weights)}, KV cache "
-            f"{mib(cache)}), but only {mib(available)} are available",
-        )
+    check_room(f"{place.num_local_ranks} ranks need", weights, cache, place.num_local_ranks * WORKSPACE_BYTES, device)
     return True
 
 

@@ -19,7 +19,7 @@ from headrace_shared.bus import Bus
 from headrace_shared.errors import ConfigError, HeadraceError
 from headrace_shared.model_cards import served_name
 from headrace_shared.service import Service
-from headrace_shared.tasks import end
+from headrace_shared.tasks import done_before, end
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import Load, Refused
 from headrace_worker.parallel.address import address_toward, interface_environ
@@ -162,13 +162,7 @@ class MemberService:
 
     async def _unless_draining(self, work: Coroutine[Any, Any, LeaderRecord]) -> LeaderRecord | None:
         task = asyncio.create_task(work)
-        stop = asyncio.create_task(self._service.draining.wait())
-        try:
-            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            await end(task)
-            await end(stop)
+        return task.result() if await done_before(self._service.draining, task) else None
 
 
 def own_config(leader: EngineConfig, own: EngineConfig) -> EngineConfig:

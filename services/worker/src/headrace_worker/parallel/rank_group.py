@@ -19,6 +19,7 @@ from headrace_worker.engine_frames import Beat, FromEngine, Load, RankFailed, Re
 from headrace_worker.engine_link import EngineDied, EngineLink
 from headrace_worker.parallel.place import RankPlace
 from headrace_worker.parallel.watch import DUMP_SIGNAL, RankLoss, RankWatch, explain
+from headrace_worker.starvation import Starvation, run_delays
 
 CHECK_S = 0.25
 SETTLE_S = 0.3
@@ -52,6 +53,7 @@ class RankGroup:
         self._places = places
         self._clock = clock
         self._watch = RankWatch([place.rank for place in places], hang_timeout_s, clock())
+        self._starvation = Starvation(lambda: run_delays(self.pids))
         self._frames: asyncio.Queue[FromEngine | RankLost] = asyncio.Queue(MAX_UNREAD_FRAMES)
         self._losses: list[RankLoss] = []
         self._tasks = [
@@ -80,6 +82,11 @@ class RankGroup:
     def pid(self) -> int:
         """Of the first rank here."""
         return self._links[0].pid
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Of the ranks here."""
+        return [link.pid for link in self._links]
 
     def memory(self) -> dict[int, tuple[int, int]]:
         """(bytes in main memory, bytes on the GPU) of each rank here."""
@@ -144,7 +151,12 @@ class RankGroup:
     async def _check(self) -> None:
         while not self._losses:
             await asyncio.sleep(CHECK_S)
-            problem = self._watch.check(self._clock())
+            now = self._clock()
+            if self._watch.is_late(now):
+                self._watch.excuse(self._starvation.lap(now))
+            else:
+                self._starvation.reset()
+            problem = self._watch.check(now)
             if problem is not None and not self._losses:
                 log.error("ranks hang: what they are doing follows", reason=problem)
                 for link in self._links:

@@ -26,11 +26,18 @@ class StageForward:
         return self._forward.gathered_positions
 
     @property
+    def reads_unwritten(self) -> bool:
+        return self._forward.reads_unwritten
+
+    @property
     def folds_norms(self) -> bool:
         return self._forward.folds_norms
 
     def set_adapter(self, slot: int, adapter: AdapterWeights | None) -> None:
         raise NotImplementedError("adapters are for engines of one rank")
+
+    def greedy(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor | None:
+        return None
 
     def __call__(self, inputs: Inputs, hidden: Tensor | None = None) -> Tensor:
         given = None

@@ -13,6 +13,8 @@ LOADING_SILENCE_S = 60.0
 SILENT_SHARE = 0.7
 STUCK_SHARE = 0.85
 """Of the time after which the engine counts as hanging: what is to happen within it must be decided before."""
+LATE_S = 1.2
+"""Ranks tell of themselves twice a second."""
 FROZEN_S = 1.0
 """A gap between two checks that the supervisor itself was stopped for."""
 
@@ -61,24 +63,31 @@ class RankWatch:
         state.is_serving = state.is_serving or beat.is_serving
         state.beat = beat
 
+    def is_late(self, now: float) -> bool:
+        """Some rank tells nothing, or does not get on, for longer than usual."""
+        return any(
+            now - state.heard_at > LATE_S or (state.is_busy and now - state.moved_at > LATE_S)
+            for state in self._ranks.values()
+        )
+
+    def excuse(self, seconds: float) -> None:
+        """For so long one of them had no core, and the others may have waited for it."""
+        for state in self._ranks.values():
+            state.heard_at += seconds
+            state.moved_at += seconds
+
     def check(self, now: float) -> str | None:
         """Why the group is to be given up; None if it is well."""
         frozen_for_s = now - self._checked_at
         self._checked_at = now
         if frozen_for_s > FROZEN_S:
-            for state in self._ranks.values():
-                state.heard_at += frozen_for_s
-                state.moved_at += frozen_for_s
+            self.excuse(frozen_for_s)
             return None
         for rank, state in self._ranks.items():
             limit_s = self._silence_s if state.is_serving else max(self._silence_s, LOADING_SILENCE_S)
             if now - state.heard_at > limit_s:
                 return f"rank {rank} has given no sign of life for {now - state.heard_at:.1f} s"
-        stuck = [
-            rank
-            for rank, state in self._ranks.items()
-            if state.beat is not None and state.beat.is_busy and now - state.moved_at > self._stuck_s
-        ]
+        stuck = [rank for rank, state in self._ranks.items() if state.is_busy and now - state.moved_at > self._stuck_s]
         if stuck:
             longest_s = max(now - self._ranks[rank].moved_at for rank in stuck)
             which = f"rank {stuck[0]}" if len(stuck) == 1 else "ranks " + ", ".join(map(str, stuck))
@@ -101,3 +110,7 @@ class _RankState:
         """When it was last idle or had finished something."""
         self.beat: Beat | None = None
         self.is_serving = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self.beat is not None and self.beat.is_busy

@@ -9,7 +9,7 @@ from headrace_shared.errors import ConfigError
 from headrace_worker.engine_frames import Load, Refused, read_frames
 from headrace_worker.engine_process import EXIT_REFUSED, Outlet, announce
 from headrace_worker.iteration import EngineFacts
-from headrace_worker.models.checkpoint import open_checkpoint
+from headrace_worker.models.checkpoint import open_model
 from headrace_worker.models.source import find_model
 
 
@@ -19,7 +19,7 @@ def main() -> int:
         config = codec.decode(next(read_frames(connection.makefile("rb"))), Load).config
         try:
             files = find_model(config.model)
-            checkpoint = open_checkpoint(files.path)
+            checkpoint = open_model(files, config.generation_config)
             card = checkpoint.make_card(config.served_name or files.name, checkpoint.config.context)
         except ConfigError as error:
             outlet.send(Refused(key=error.key, problem=error.problem))

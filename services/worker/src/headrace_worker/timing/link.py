@@ -8,6 +8,7 @@ As in the engine process, what arrives during an iteration counts from the next 
 
 import asyncio
 import os
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,6 +43,10 @@ MAX_UNREAD_FRAMES = 64
 LOAD_STEPS = 20
 MAX_LAG_S = 0.01
 """What a timer was late is made up for by the next iterations, up to this: timers are coarser than iterations."""
+TURNS_BETWEEN = 4
+"""Of the event loop, between two iterations: from a frame through session and connection to the socket, first tokens
+before the others. They go out, and what has come by now is read, before the next iteration is composed; a process does
+these side by side."""
 BITS = {"int8": 8, "fp8": 8, "int4": 4}
 
 
@@ -67,6 +72,10 @@ class TimingLink:
     @property
     def pid(self) -> int:
         return os.getpid()
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return ()
 
     def send(self, frame: Struct) -> None:
         self.send_bytes(codec.encode(frame))
@@ -110,7 +119,7 @@ class TimingLink:
         await self._spend_load_time()
         await self._frames.put(TokenizerPart(data=card.tokenizer))
         self._facts = EngineFacts(
-            replace(card, tokenizer=b"", context=context),
+            replace(card, tokenizer=b"", context=context, constrained_decoding=False),
             num_blocks,
             config.block_size,
             context,
@@ -150,6 +159,8 @@ class TimingLink:
                 if settings.timing_hang_after and engine.num_sampled >= settings.timing_hang_after:
                     await asyncio.Event().wait()
                 await self._frames.put(iteration_frame(result, self._generation))
+                for _ in range(TURNS_BETWEEN):
+                    await asyncio.sleep(0)
             for frame in self._take():
                 self._generation = apply_frame(frame, loop, self._generation)
                 if isinstance(frame, Rest):

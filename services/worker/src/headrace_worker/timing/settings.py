@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from headrace_shared.settings import CommonSettings
+from headrace_shared.common_settings import CommonSettings
 
 
 class TimingSettings(CommonSettings, frozen=True, kw_only=True):

@@ -38,8 +38,8 @@ class Adapters {
         inner_.resize(static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(stride_));
     }
 
-    // The first step, for all rows of x [rows, size].
-    void narrow(Team& team, int product, const bf16* x, std::int64_t size) {
+    // The first step, for all rows of x [rows, size], which begin `stride` elements apart.
+    void narrow(Team& team, int product, const bf16* x, std::int64_t stride, std::int64_t size) {
         if (rows_.empty()) return;
         const auto own = team.share(static_cast<std::int64_t>(rows_.size()));
         for (auto i = own.begin; i < own.end;) {
@@ -50,7 +50,7 @@ class Adapters {
             const Adapter& adapter = *adapters_[slots_[row]];
             const AdapterSite& pair = adapter.sites[product];
             if (!pair.a) continue;
-            const bf16* rows[2] = {x + row * size, x + next * size};
+            const bf16* rows[2] = {x + row * stride, x + next * stride};
             float* inner[2] = {inner_.data() + row * stride_, inner_.data() + next * stride_};
             const int width = pair.parts * adapter.rank;
             int r = 0;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "pages.h"
 #include "team.h"
 
 namespace headrace {
@@ -16,22 +17,7 @@ namespace headrace {
 constexpr int kChunk = 64;
 constexpr int kSplit = 4 * kChunk;
 constexpr int kTileRows = 48;  // queries of a tile times heads of a key-value head, at most (if there is more than one query)
-
-// A layer's pages are [block][keys, values][kv head][position in block][head_dim], as KVCache lays them out.
-struct AttentionShape {
-    int num_heads;
-    int num_kv_heads;
-    int head_dim;
-    int block_size;
-    float scale;
-};
-
-// Where a token's key (kv_head < num_kv_heads) or value (from there on) goes, `slot` being the row of head_dim elements that
-// its first key goes to.
-template <class T>
-T* cached(T* pages, const AttentionShape& shape, std::int64_t slot, int kv_head) {
-    return pages + (slot + static_cast<std::int64_t>(kv_head) * shape.block_size) * shape.head_dim;
-}
+constexpr int kMostHeads = 4;  // key-value heads of an item
 
 struct Sequences {
     int count;
@@ -41,19 +27,29 @@ struct Sequences {
     std::int64_t table_stride;
 };
 
-// One piece of work: some queries of a sequence, one key-value head, some splits.
+// One piece of work: some queries of a sequence, some key-value heads, some splits.
 struct AttentionItem {
     int sequence;
-    int kv_head;
+    int first_head;
+    int last_head;
     int first_query;
     int num_queries;
     int first_split;
     int last_split;
     int partial;  // slot of the first split's partial result; -1: the item covers all splits and writes the output itself
+
+    int num_heads() const { return last_head - first_head; }
 };
+
+// That the item's last query sees.
+inline int num_positions(const Sequences& sequences, const AttentionItem& item) {
+    const int all = sequences.query_starts[item.sequence + 1] - sequences.query_starts[item.sequence];
+    return sequences.context_lengths[item.sequence] - all + item.first_query + item.num_queries;
+}
 
 struct AttentionPlan {
     std::vector<AttentionItem> items;   // costly ones first
+    std::vector<int> groups;            // a thread takes items [groups[i], groups[i + 1]) in a row
     std::vector<AttentionItem> merges;  // partial results to put together, one for each divided (sequence, kv head, tile)
     std::int64_t num_partials = 0;
     int partial_rows = 0;
@@ -65,12 +61,13 @@ inline std::int64_t partials_size(const AttentionShape& shape, const AttentionPl
     return plan.num_partials * plan.partial_rows * (shape.head_dim + 2);
 }
 
-// queries: row r of the batch at queries + r * query_stride, [num_heads, head_dim]; output: [rows, num_heads, head_dim].
-// To be called by every thread of the team; `next` counts items and merges out and starts at {0, 0}. On return every item is
+// queries: row r of the batch at queries + r * query_stride, [num_heads, head_dim]; output: the same at
+// output + r * output_stride.
+// To be called by every thread of the team; `next` counts groups and merges out and starts at {0, 0}. On return every item is
 // taken; the caller waits before it reads the output.
 template <class T>
 void attend(Team& team, const AttentionShape& shape, const Sequences& sequences, const AttentionPlan& plan,
-            const T* queries, std::int64_t query_stride, const T* pages, T* output, float* partials,
+            const T* queries, std::int64_t query_stride, const T* pages, T* output, std::int64_t output_stride, float* partials,
             std::atomic<int>* next);
 
 }  // namespace headrace

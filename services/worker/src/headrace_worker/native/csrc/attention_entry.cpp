@@ -14,7 +14,7 @@ void run(const AttentionShape& shape, const Sequences& sequences, const void* qu
     std::atomic<int> next[2] = {0, 0};
     auto body = [&](Team& team) {
         attend(team, shape, sequences, plan, static_cast<const T*>(queries), query_stride, static_cast<const T*>(pages),
-               static_cast<T*>(output), partials.data(), next);
+               static_cast<T*>(output), shape.num_heads * shape.head_dim, partials.data(), next);
     };
     run_team(num_threads, body);
 }

@@ -1,10 +1,12 @@
 // A forward pass of a Llama-shaped bfloat16 model in one parallel region: nothing runs between two operations but a barrier.
 //
 // The residual stream stays in float32; only what goes into a product or into the cache is rounded to bfloat16.
+#include <algorithm>
 #include <memory>
 
 #include "adapters.h"
 #include "attention.h"
+#include "greatest.h"
 #include "matmul.h"
 #include "parts.h"
 #include "rows.h"
@@ -53,7 +55,7 @@ struct Batch {
     std::int64_t num_tokens;
     const std::int64_t* token_ids;
     const std::int64_t* positions;
-    const std::int64_t* slots;  // see `cached`, at multiples of slot_stride
+    const std::int64_t* slots;  // see `put_cached`, at multiples of slot_stride
     std::int64_t slot_stride;
     std::int64_t num_sampled;
     const std::int64_t* sampled_rows;
@@ -62,6 +64,7 @@ struct Batch {
     std::int64_t num_hidden;
     const std::int64_t* hidden_rows;
     float* hidden;  // [num_hidden, hidden_size]: the rows' last hidden states, as the head gets them
+    std::int64_t* tokens;  // [num_sampled]: see `Greatest::of`; null: not wanted
 };
 
 class Model {
@@ -76,26 +79,37 @@ class Model {
           rotations_(rotations),
           counters_(new std::atomic<int>[2 * static_cast<std::size_t>(shape.num_layers)]) {}
 
-    // pages[layer]; logits [num_sampled, vocab_size].
+    // pages[layer]; logits [num_sampled, vocab_size], null: not wanted.
     void run(const Batch& batch, bf16* const* pages, float* logits, int num_threads) {
         const auto& attention = shape_.attention;
-        const auto tokens = static_cast<std::size_t>(batch.num_tokens);
-        const auto width = static_cast<std::size_t>(attention.num_heads) * attention.head_dim;
-        hidden_.resize(tokens * shape_.hidden_size);
-        normal_.resize(tokens * shape_.hidden_size);
-        queries_.resize(tokens * width);
-        mixed_.resize(tokens * width);
-        gated_.resize(tokens * shape_.intermediate_size);
+        share_out(workspace_.get<std::byte>(share_out(nullptr, batch.num_tokens)), batch.num_tokens);
         plan_attention(attention, batch.sequences, num_threads, plan_);
         partials_.resize(static_cast<std::size_t>(partials_size(attention, plan_)));
         adapters_.begin(batch.num_tokens, batch.slots_of_adapters, batch.adapters);
         for (int i = 0; i < 2 * shape_.num_layers; ++i) counters_[i].store(0, std::memory_order_relaxed);
-        parts_.reset(kProducts * shape_.num_layers + 1, num_threads < 1 ? 1 : num_threads);
+        num_threads = std::max(1, num_threads);
+        parts_.reset(kProducts * shape_.num_layers + 1, num_threads);
+        if (batch.tokens) greatest_.reset(batch.num_sampled, num_threads);
         auto body = [&](Team& team) { work(team, batch, pages, logits); };
         run_team(num_threads, body);
+        for (std::int64_t row = 0; batch.tokens && row < batch.num_sampled; ++row) batch.tokens[row] = greatest_.of(row);
     }
 
   private:
+    // Puts the buffers of an iteration into `memory`. Returns how much they take.
+    std::size_t share_out(std::byte* memory, std::int64_t num_tokens) {
+        const auto tokens = static_cast<std::size_t>(num_tokens);
+        const int width = shape_.attention.num_heads * shape_.attention.head_dim;
+        const auto rows = [&](int size) { return tokens * static_cast<std::size_t>(row_stride(size)); };
+        Arena arena(memory);
+        hidden_ = arena.take<float>(tokens * shape_.hidden_size);
+        normal_ = arena.take<bf16>(rows(shape_.hidden_size));
+        queries_ = arena.take<bf16>(tokens * width);
+        mixed_ = arena.take<bf16>(rows(width));
+        gated_ = arena.take<bf16>(rows(shape_.intermediate_size));
+        return arena.used();
+    }
+
     void work(Team& team, const Batch& batch, bf16* const* pages, float* logits) {
         const auto& attention = shape_.attention;
         const int width = attention.num_heads * attention.head_dim;
@@ -110,14 +124,14 @@ class Model {
             const int product = index * kProducts;
             project(team, product, batch, layer, pages[index]);
             team.wait();
-            attend<bf16>(team, attention, batch.sequences, plan_, queries_.data(), width, pages[index], mixed_.data(),
-                         partials_.data(), &counters_[2 * index]);
+            attend<bf16>(team, attention, batch.sequences, plan_, queries_, width, pages[index], mixed_,
+                         row_stride(width), partials_.data(), &counters_[2 * index]);
             team.wait();
-            add_product(team, product + 1, batch.num_tokens, mixed_.data(), layer.output, layer.gate_up);
+            add_product(team, product + 1, batch.num_tokens, mixed_, layer.output, layer.gate_up);
             team.wait();
             multiply_gate(team, product + 2, batch.num_tokens, layer);
             team.wait();
-            add_product(team, product + 3, batch.num_tokens, gated_.data(), layer.down, after);
+            add_product(team, product + 3, batch.num_tokens, gated_, layer.down, after);
             team.wait();
         }
         const auto wanted = team.share(batch.num_hidden);
@@ -128,23 +142,28 @@ class Model {
         const bf16* rows = normalized(team, batch.num_sampled, batch.sampled_rows, norm_);
         const int last = kProducts * shape_.num_layers;
         compute(team, last, rows, batch.num_sampled, head_, nullptr, [&](const Products& tile) {
-            for (int row = 0; row < tile.num_rows; ++row)
-                store_part(logits + (tile.first_row + row) * shape_.vocab_size + tile.column, tile.at(row),
-                           shape_.vocab_size - tile.column);
+            const auto count = shape_.vocab_size - tile.column;
+            for (int i = 0; i < tile.num_rows; ++i) {
+                const std::int64_t row = tile.first_row + i;
+                const Floats sums = tile.at(i);
+                if (batch.tokens) greatest_.see(team.rank, row, tile.column, count, sums);
+                if (logits) store_part(logits + row * shape_.vocab_size + tile.column, sums, count);
+            }
         });
     }
 
-    float* hidden_row(std::int64_t row) { return hidden_.data() + row * shape_.hidden_size; }
+    float* hidden_row(std::int64_t row) { return hidden_ + row * shape_.hidden_size; }
 
     // The rows (null: the first `count` ones) of the hidden states, normalized.
     const bf16* normalized(Team& team, std::int64_t count, const std::int64_t* rows, const float* weight) {
         thread_local Scratch scratch;
         const bool alone = count <= kAlone;
-        bf16* target = alone ? scratch.get<bf16>(static_cast<std::size_t>(count) * shape_.hidden_size) : normal_.data();
+        const auto stride = row_stride(shape_.hidden_size);
+        bf16* target = alone ? scratch.get<bf16>(static_cast<std::size_t>(count * stride)) : normal_;
         const auto own = alone ? Range{0, count} : team.share(count);
         for (auto row = own.begin; row < own.end; ++row)
             normalize_row(hidden_row(rows ? rows[row] : row), shape_.hidden_size, shape_.epsilon,
-                          target + row * shape_.hidden_size, weight);
+                          target + row * stride, weight);
         if (!alone) team.wait();
         return target;
     }
@@ -162,8 +181,8 @@ class Model {
         }
     };
 
-    // Calls finish(Products) for what this thread does of rows x outputs, with matrix.step tiles each time. `product`: its
-    // number in this pass. `after`: the matrix that is multiplied next; null: none.
+    // Calls finish(Products) for what this thread does of rows x outputs, with matrix.step tiles each time. x: rows
+    // row_stride apart; `product`: its number in this pass. `after`: the matrix that is multiplied next; null: none.
     template <class Finish>
     void compute(Team& team, int product, const bf16* x, std::int64_t num_rows, const Matrix& matrix, const Matrix* after,
                  Finish&& finish) {
@@ -190,7 +209,7 @@ class Model {
                     then = first_near(weights, matrix.num_inputs, part.end, end);
                 else if (is_own)
                     then = next;
-                multiply_tiles(x, matrix.num_inputs, static_cast<int>(num_rows), weights, matrix.num_inputs, part.begin,
+                multiply_tiles(x, row_stride(matrix.num_inputs), static_cast<int>(num_rows), weights, matrix.num_inputs, part.begin,
                                part.end, then, on_tiles);
             });
     }
@@ -201,7 +220,7 @@ class Model {
         const int dim = attention.head_dim;
         const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
         const bf16* rows = normalized(team, batch.num_tokens, nullptr, layer.attention_norm);
-        adapters_.narrow(team, product, rows, shape_.hidden_size);
+        adapters_.narrow(team, product, rows, row_stride(shape_.hidden_size), shape_.hidden_size);
         compute(team, product, rows, batch.num_tokens, layer.qkv, &layer.output, [&](const Products& tile) {
             const int head = static_cast<int>(tile.column) / dim, component = static_cast<int>(tile.column) % dim;
             const int part = head < num_heads ? 0 : head < num_heads + num_kv_heads ? 1 : 2;
@@ -210,18 +229,17 @@ class Model {
                 Floats sums = adapters_.added(tile.at(i), product, row, tile.column / kTile, part);
                 if (head < num_heads + num_kv_heads)
                     sums = rotated(sums, load(rotations_ + batch.positions[row] * dim + component));
-                bf16* target =
-                    head < num_heads
-                        ? queries_.data() + (row * num_heads + head) * dim
-                        : cached(pages, attention, batch.slots[row * batch.slot_stride], head - num_heads);
-                store(target + component, sums);
+                if (head < num_heads)
+                    store(queries_ + (row * num_heads + head) * dim + component, sums);
+                else
+                    put_cached(pages, attention, batch.slots[row * batch.slot_stride], head - num_heads, component, sums);
             }
         });
     }
 
     void add_product(Team& team, int product, std::int64_t num_rows, const bf16* x, const Matrix& matrix,
                      const Matrix& after) {
-        adapters_.narrow(team, product, x, matrix.num_inputs);
+        adapters_.narrow(team, product, x, row_stride(matrix.num_inputs), matrix.num_inputs);
         compute(team, product, x, num_rows, matrix, &after, [&](const Products& tile) {
             for (int i = 0; i < tile.num_rows; ++i) {
                 const std::int64_t row = tile.first_row + i;
@@ -233,14 +251,14 @@ class Model {
 
     void multiply_gate(Team& team, int product, std::int64_t num_rows, const LayerWeights& layer) {
         const bf16* rows = normalized(team, num_rows, nullptr, layer.mlp_norm);
-        adapters_.narrow(team, product, rows, shape_.hidden_size);
+        adapters_.narrow(team, product, rows, row_stride(shape_.hidden_size), shape_.hidden_size);
         compute(team, product, rows, num_rows, layer.gate_up, &layer.down, [&](const Products& tiles) {
             const auto tile = tiles.column / kTile;
             for (int i = 0; i < tiles.num_rows; ++i) {
                 const std::int64_t row = tiles.first_row + i;
                 const Floats gate = adapters_.added(tiles.at(i), product, row, tile);
                 const Floats up = adapters_.added(tiles.at(i, 1), product, row, tile + 1, 1);
-                store(gated_.data() + row * static_cast<std::int64_t>(shape_.intermediate_size) + tiles.column / 2,
+                store(gated_ + row * row_stride(shape_.intermediate_size) + tiles.column / 2,
                       silu<bf16>(gate) * up);
             }
         });
@@ -252,14 +270,16 @@ class Model {
     const Matrix head_;
     const float* norm_;
     const float* rotations_;
-    std::vector<float> hidden_;
-    std::vector<bf16> normal_;
-    std::vector<bf16> queries_;
-    std::vector<bf16> mixed_;
-    std::vector<bf16> gated_;
+    Scratch workspace_;
+    float* hidden_ = nullptr;  // [tokens, hidden_size]
+    bf16* normal_ = nullptr;   // [tokens, hidden_size], rows row_stride apart, as those of mixed_ and gated_
+    bf16* queries_ = nullptr;  // [tokens, heads, head_dim]
+    bf16* mixed_ = nullptr;    // [tokens, heads, head_dim]
+    bf16* gated_ = nullptr;    // [tokens, intermediate_size]
     std::vector<float> partials_;
     AttentionPlan plan_;
     Adapters adapters_;
+    Greatest greatest_;
     std::unique_ptr<std::atomic<int>[]> counters_;
     Parts parts_;
 };

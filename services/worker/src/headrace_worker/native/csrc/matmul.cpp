@@ -118,10 +118,16 @@ void prepare_and_ask(Blocks& blocks, int step) {
     for (int pair = 0; pair < kInputStep / 2; ++pair) blocks.template ask<Tiles>(pair);
 }
 
+// After so many steps of `num_steps` a bit is done of what is done aside.
+int steps_aside(int num_steps) { return num_steps < Aside::kBits ? 1 : num_steps / Aside::kBits; }
+
 // At most 16 rows: up to four tiles of outputs.
 template <int Tiles, class Blocks>
-void multiply_short(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, float* products) {
+void multiply_short(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, float* products,
+                    const Aside& aside) {
     const int num_steps = num_inputs / kInputStep;
+    const int every = steps_aside(num_steps);
+    int due = every;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -145,6 +151,10 @@ void multiply_short(const bf16* x, std::int64_t stride, Blocks& blocks, int num_
             _tile_loadd(7, blocks.block(3, step), 64);
             _tile_dpbf16ps(3, 4, 7);
         }
+        if (--due == 0) {
+            aside();
+            due = every;
+        }
     }
     _tile_stored(0, products, kPanel * 4);
     if constexpr (Tiles > 1) _tile_stored(1, products + kTile, kPanel * 4);
@@ -154,8 +164,11 @@ void multiply_short(const bf16* x, std::int64_t stride, Blocks& blocks, int num_
 
 // 17 to 32 rows: one or two tiles of outputs.
 template <int Tiles, class Blocks>
-void multiply_tall(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, float* products) {
+void multiply_tall(const bf16* x, std::int64_t stride, Blocks& blocks, int num_inputs, float* products, int num_turns,
+                   const Aside& aside) {
     const int num_steps = num_inputs / kInputStep;
+    const int every = steps_aside(num_steps * num_turns);
+    int due = every;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -173,6 +186,10 @@ void multiply_tall(const bf16* x, std::int64_t stride, Blocks& blocks, int num_i
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
         }
+        if (--due == 0) {
+            aside();
+            due = every;
+        }
     }
     float* lower = products + 16 * kPanel;
     _tile_stored(0, products, kPanel * 4);
@@ -185,28 +202,30 @@ void multiply_tall(const bf16* x, std::int64_t stride, Blocks& blocks, int num_i
 
 template <class Blocks>
 void multiply_matrices(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs,
-                       int num_tiles, const Access& access, float* products) {
+                       int num_tiles, const Access& access, float* products, const Aside& aside) {
     shape_tiles(num_rows);
     if (num_rows <= 16) {
         Blocks blocks(weights, num_inputs, access);
         switch (num_tiles) {
             case 1:
-                return multiply_short<1>(x, stride, blocks, num_inputs, products);
+                return multiply_short<1>(x, stride, blocks, num_inputs, products, aside);
             case 2:
-                return multiply_short<2>(x, stride, blocks, num_inputs, products);
+                return multiply_short<2>(x, stride, blocks, num_inputs, products, aside);
             case 3:
-                return multiply_short<3>(x, stride, blocks, num_inputs, products);
+                return multiply_short<3>(x, stride, blocks, num_inputs, products, aside);
             default:
-                return multiply_short<4>(x, stride, blocks, num_inputs, products);
+                return multiply_short<4>(x, stride, blocks, num_inputs, products, aside);
         }
     }
-    for (int tile = 0; tile < num_tiles; tile += 2) {
+    const int num_turns = (num_tiles + 1) / 2;
+    for (int turn = 0; turn < num_turns; ++turn) {
+        const int tile = 2 * turn;
         Blocks blocks({weights.data + tile * weights.tile_bytes(num_inputs), weights.format}, num_inputs,
-                      access.part(tile / 2, (num_tiles + 1) / 2));
+                      access.part(turn, num_turns));
         if (tile + 1 < num_tiles)
-            multiply_tall<2>(x, stride, blocks, num_inputs, products + tile * kTile);
+            multiply_tall<2>(x, stride, blocks, num_inputs, products + tile * kTile, num_turns, aside);
         else
-            multiply_tall<1>(x, stride, blocks, num_inputs, products + tile * kTile);
+            multiply_tall<1>(x, stride, blocks, num_inputs, products + tile * kTile, num_turns, aside);
     }
 }
 
@@ -214,10 +233,10 @@ void multiply_matrices(const bf16* x, std::int64_t stride, int num_rows, PackedW
 
 template <class Blocks>
 void multiply_with(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,
-                   const Access& access, float* products) {
+                   const Access& access, float* products, [[maybe_unused]] const Aside& aside) {
 #ifdef HEADRACE_AMX
     if (has_matrix_unit)
-        return multiply_matrices<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products);
+        return multiply_matrices<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products, aside);
 #endif
     multiply_vectors<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products);
 }
@@ -252,16 +271,16 @@ int rows_at_once(int num_rows) {
 }
 
 void multiply(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,
-              const Access& access, float* products) {
+              const Access& access, float* products, const Aside& aside) {
     switch (weights.format) {
         case Format::int8:
             return multiply_with<CodedBlocks<Int8Block>>(x, stride, num_rows, weights, num_inputs, num_tiles, access,
-                                                         products);
+                                                         products, aside);
         case Format::int4:
             return multiply_with<CodedBlocks<Int4Block>>(x, stride, num_rows, weights, num_inputs, num_tiles, access,
-                                                         products);
+                                                         products, aside);
         default:
-            return multiply_with<PlainBlocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products);
+            return multiply_with<PlainBlocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products, aside);
     }
 }
 

@@ -17,6 +17,13 @@ constexpr int kPanel = kTile * kPanelTiles;
 constexpr int kMostRows = 32;     // rows of one call of `multiply`
 constexpr std::int64_t kNearBytes = 256 << 10;  // of weights that stay in the second-level cache while rows pass by
 
+// Elements from one row to the next of what is multiplied: an odd number of cache lines. Sixteen rows are read at a time, and
+// those that are many twos apart share few places of the caches.
+inline std::int64_t row_stride(std::int64_t size) {
+    constexpr std::int64_t kLine = 64 / sizeof(bf16);
+    return ((size + kLine - 1) / kLine | 1) * kLine;
+}
+
 struct PackedWeights {
     const std::byte* data;
     Format format;
@@ -38,13 +45,29 @@ struct Access {
     }
 };
 
+// What a thread does bit by bit while it multiplies: beside the matrix unit those for vectors would be idle.
+class Aside {
+  public:
+    static constexpr int kBits = 8;
+
+    template <class Body>
+    explicit Aside(Body& body) : run_([](void* body) { (*static_cast<Body*>(body))(); }), body_(&body) {}
+
+    // The next bit of it. Up to kBits times in a product; what is left is done afterwards.
+    void operator()() const { run_(body_); }
+
+  private:
+    void (*run_)(void* body);
+    void* body_;
+};
+
 // How many rows `multiply` does best at once.
 int rows_at_once(int num_rows);
 
 // Rows [0, num_rows <= rows_at_once) of x (row stride `stride`) times `num_tiles` <= kPanelTiles tiles from the first of
 // `weights` on. products: [num_rows][kPanel].
 void multiply(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,
-              const Access& access, float* products);
+              const Access& access, float* products, const Aside& aside);
 
 // The same weights in bfloat16, in memory of this thread that its next call uses again.
 PackedWeights decoded(PackedWeights weights, int num_inputs, int num_tiles);
@@ -76,11 +99,31 @@ inline Access first_near(PackedWeights weights, int num_inputs, std::int64_t fir
 template <class Finish>
 void multiply_tiles(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs,
                     std::int64_t first_tile, std::int64_t last_tile, const Access& after, Finish&& finish) {
-    alignas(64) float products[kMostRows * kPanel];
+    alignas(64) float products[2][kMostRows * kPanel];
+    // The product before the one that is being computed: its rows are finished meanwhile.
+    struct {
+        int row, count;
+        std::int64_t tile;
+        int num_tiles;
+        const float* products;
+    } before{};
+    int num_finished = 0;
+    const auto finish_up_to = [&](int end) {
+        if (num_finished < end)
+            finish(before.row + num_finished, end - num_finished, before.tile, before.num_tiles,
+                   before.products + num_finished * kPanel);
+        num_finished = end;
+    };
+    auto finish_some = [&] {
+        const int some = (before.count + Aside::kBits - 1) / Aside::kBits;
+        finish_up_to(before.count - num_finished < some ? before.count : num_finished + some);
+    };
+    const Aside aside(finish_some);
     MatrixUnit unit;
     const int at_once = rows_at_once(num_rows);
     const bool streamed = at_once == num_rows;
     const int most_near = near_tiles(weights, num_inputs);
+    int side = 0;
     for (auto near = first_tile; near < last_tile; near += most_near) {
         const auto end = last_tile - near < most_near ? last_tile : near + most_near;
         Access access = end < last_tile ? first_near(weights, num_inputs, end, last_tile) : after;
@@ -93,16 +136,19 @@ void multiply_tiles(const bf16* x, std::int64_t stride, int num_rows, PackedWeig
         std::int64_t call = 0;
         for (int row = 0, count; row < num_rows; row += count) {
             count = rows_at_once(num_rows - row);
-            for (auto tile = near; tile < end; tile += kPanelTiles, ++call) {
+            for (auto tile = near; tile < end; tile += kPanelTiles, ++call, side = 1 - side) {
                 const int num_tiles = static_cast<int>(end - tile < kPanelTiles ? end - tile : kPanelTiles);
                 const PackedWeights panel{near_weights.data + (tile - near) * near_weights.tile_bytes(num_inputs),
                                           near_weights.format};
                 multiply(x + row * stride, stride, count, panel, num_inputs, num_tiles, access.part(call, num_calls),
-                         products);
-                finish(row, count, tile, num_tiles, products);
+                         products[side], aside);
+                finish_up_to(before.count);
+                before = {row, count, tile, num_tiles, products[side]};
+                num_finished = 0;
             }
         }
     }
+    finish_up_to(before.count);
 }
 
 }  // namespace headrace

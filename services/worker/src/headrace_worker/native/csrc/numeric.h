@@ -51,7 +51,12 @@ inline Floats load(const float* source) {
 inline Floats load(const bf16* source) {
     Halves halves;
     std::memcpy(&halves, source, sizeof halves);
+#ifdef HEADRACE_BF16_DOT
+    // The compiler would do it in two halves.
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)halves), 16);
+#else
     return std::bit_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+#endif
 }
 
 inline void store(float* target, Floats value) { std::memcpy(target, &value, sizeof value); }
@@ -65,6 +70,21 @@ inline void store(bf16* target, Floats value) {
     const Words quiet = (bits >> 16) | 0x40;
     const Halves halves = __builtin_convertvector(value != value ? quiet : rounded, Halves);
     std::memcpy(target, &halves, sizeof halves);
+#endif
+}
+
+// Into every second of 32 elements: the first of each pair, or the second.
+inline void store_alternate(bf16* target, bool is_second, Floats value) {
+#ifdef HEADRACE_BF16_DOT
+    const auto words = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)value));
+    if (is_second)
+        _mm512_mask_storeu_epi16(target, 0xaaaaaaaa, _mm512_slli_epi32(words, 16));
+    else
+        _mm512_mask_storeu_epi16(target, 0x55555555, words);
+#else
+    bf16 halves[kLanes];
+    store(halves, value);
+    for (int lane = 0; lane < kLanes; ++lane) target[2 * lane + is_second] = halves[lane];
 #endif
 }
 
@@ -112,11 +132,20 @@ inline float maximum(Floats value) {
     return value[0];
 }
 
+// x, or `low` or `high` if it is beyond; NaN stays.
+inline Floats clamped(Floats x, float low, float high) {
+#ifdef HEADRACE_BF16_DOT
+    return (Floats)_mm512_min_ps((__m512)splat(high), _mm512_max_ps((__m512)splat(low), (__m512)x));
+#else
+    x = x < splat(low) ? splat(low) : x;
+    return x > splat(high) ? splat(high) : x;
+#endif
+}
+
 // 2^x to within 4e-7 of it, or 2e-5 where bfloat16 is enough. Below 2^-126 it is 2^-126, above 2^127 it is 2^127.
 template <class T = float>
 Floats exp2(Floats x) {
-    x = x < splat(-126.0f) ? splat(-126.0f) : x;
-    x = x > splat(127.0f) ? splat(127.0f) : x;
+    x = clamped(x, -126.0f, 127.0f);
     const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     const Floats shifted = x + magic;
     const Floats part = x - (shifted - magic);
@@ -141,9 +170,21 @@ Floats exp2(Floats x) {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
+// 1 / x, where bfloat16 is enough without a division, which takes longer than all else of an activation.
+template <class T>
+Floats reciprocal(Floats x) {
+#ifdef HEADRACE_BF16_DOT
+    if constexpr (sizeof(T) == sizeof(bf16)) {
+        const auto guess = (Floats)_mm512_rcp14_ps((__m512)x);
+        return guess * (2.0f - x * guess);
+    }
+#endif
+    return 1.0f / x;
+}
+
 template <class T>
 Floats silu(Floats x) {
-    return x / (exp2<T>(x * -kLog2E) + 1.0f);
+    return x * reciprocal<T>(exp2<T>(x * -kLog2E) + 1.0f);
 }
 
 }  // namespace headrace

@@ -26,12 +26,15 @@ void store_part(T* target, Floats value, std::int64_t count) {
 // RMSNorm: target = source / sqrt(mean(source^2) + epsilon) * weight (null: 1).
 template <class Source, class Target>
 void normalize_row(const Source* source, std::int64_t size, float epsilon, Target* target, const float* weight = nullptr) {
-    Floats squares[2] = {};
-    for (std::int64_t i = 0; i < size; i += kLanes) {
-        const Floats value = load_part(source + i, size - i);
-        squares[i / kLanes % 2] += value * value;
+    Floats even = {}, odd = {};
+    for (std::int64_t i = 0; i < size; i += 2 * kLanes) {
+        const Floats first = load_part(source + i, size - i);
+        even += first * first;
+        if (i + kLanes >= size) break;
+        const Floats second = load_part(source + i + kLanes, size - i - kLanes);
+        odd += second * second;
     }
-    const float scale = 1.0f / std::sqrt(sum(squares[0] + squares[1]) / static_cast<float>(size) + epsilon);
+    const float scale = 1.0f / std::sqrt(sum(even + odd) / static_cast<float>(size) + epsilon);
     for (std::int64_t i = 0; i < size; i += kLanes) {
         Floats value = load_part(source + i, size - i) * scale;
         if (weight) value *= load_part(weight + i, size - i);

@@ -35,12 +35,14 @@ void rotate_and_write(T* qkv, std::int64_t num_tokens, const AttentionShape& sha
             const float* angles = rotations + token * dim;
             for (int head = 0; head < num_all; ++head) {
                 T* source = qkv + (token * num_all + head) * dim;
-                T* target = head < shape.num_heads ? source
-                                                   : cached(pages, shape, slots[token * slot_stride], head - shape.num_heads);
-                if (head < num_rotated)
-                    for (int d = 0; d < dim; d += kLanes) store(target + d, rotated(load(source + d), load(angles + d)));
-                else
-                    std::memcpy(target, source, static_cast<std::size_t>(dim) * sizeof(T));
+                for (int d = 0; d < dim; d += kLanes) {
+                    Floats part = load(source + d);
+                    if (head < num_rotated) part = rotated(part, load(angles + d));
+                    if (head < shape.num_heads)
+                        store(source + d, part);
+                    else
+                        put_cached(pages, shape, slots[token * slot_stride], head - shape.num_heads, d, part);
+                }
             }
         }
     };

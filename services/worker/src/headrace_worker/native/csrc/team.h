@@ -4,11 +4,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <new>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
 #endif
 
 namespace headrace {
@@ -21,7 +25,8 @@ struct Runtime {
 };
 inline Runtime runtime;
 
-// Waits spin for about 100 microseconds, then sleep: somebody else may need the core.
+// Waits spin for about 600 microseconds, then sleep: somebody else may need the core. Sleeping sooner costs more than it
+// gives: on a virtual machine the way out of sleep takes longer than most waits.
 class Barrier {
   public:
     void wait(int size) {
@@ -41,7 +46,7 @@ class Barrier {
     }
 
   private:
-    static constexpr int kSpins = 2000;
+    static constexpr int kSpins = 12000;
 
     static void pause() {
 #if defined(__x86_64__)
@@ -103,25 +108,53 @@ void run_team(int num_threads, Body& body) {
         &call, static_cast<unsigned>(num_threads), 0);
 }
 
-// Memory of one thread, kept between calls: aligned, uninitialized, as large as the largest request so far.
+// Memory that is kept between calls: aligned, uninitialized, as large as the largest request so far.
 class Scratch {
   public:
     template <class T>
     T* get(std::size_t count) {
-        const auto bytes = (count * sizeof(T) + 63) / 64 * 64;
-        if (bytes > capacity_) {
-            memory_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t(64))));
-            capacity_ = bytes;
-        }
+        if (count * sizeof(T) > capacity_) grow(count * sizeof(T));
         return reinterpret_cast<T*>(memory_.get());
     }
 
   private:
+    static constexpr std::size_t kHugePage = 2 << 20;
+
     struct Free {
-        void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t(64)); }
+        void operator()(std::byte* memory) const { std::free(memory); }
     };
+
+    void grow(std::size_t bytes) {
+        const std::size_t alignment = bytes < kHugePage ? 64 : kHugePage;
+        capacity_ = (bytes + alignment - 1) / alignment * alignment;
+        memory_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, capacity_)));
+        if (!memory_) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+        // Many rows are read at once, each in other pages.
+        if (alignment == kHugePage) madvise(memory_.get(), capacity_, MADV_HUGEPAGE);
+#endif
+    }
+
     std::unique_ptr<std::byte, Free> memory_;
     std::size_t capacity_ = 0;
+};
+
+// Hands out parts of a piece of memory; of none, it counts how much it would take.
+class Arena {
+  public:
+    explicit Arena(std::byte* memory) : memory_(memory) {}
+
+    template <class T>
+    T* take(std::size_t count) {
+        auto* taken = reinterpret_cast<T*>(memory_ + used_);
+        used_ += (count * sizeof(T) + 63) / 64 * 64;
+        return taken;
+    }
+    std::size_t used() const { return used_; }
+
+  private:
+    std::byte* memory_;
+    std::size_t used_ = 0;
 };
 
 }  // namespace headrace

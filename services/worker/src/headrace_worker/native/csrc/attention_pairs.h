@@ -1,0 +1,191 @@
+// A split by the dot-product instruction for pairs of bfloat16 (attention_chunk.h says what it has to do), and what it has in
+// common with the matrix unit's way.
+#pragma once
+
+#include "attention_chunk.h"
+
+#ifdef HEADRACE_BF16_DOT
+
+namespace headrace {
+
+// 16 x 16 words, rows[i] lane j -> rows[j] lane i.
+inline void transpose(__m512i (&rows)[16]) {
+    __m512i pairs[16], quads[16];
+    for (int i = 0; i < 16; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            quads[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
+            quads[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
+        }
+    for (int j = 0; j < 4; ++j) {
+        const auto low02 = _mm512_shuffle_i32x4(quads[j], quads[j + 4], 0x88);
+        const auto low13 = _mm512_shuffle_i32x4(quads[j], quads[j + 4], 0xdd);
+        const auto high02 = _mm512_shuffle_i32x4(quads[j + 8], quads[j + 12], 0x88);
+        const auto high13 = _mm512_shuffle_i32x4(quads[j + 8], quads[j + 12], 0xdd);
+        rows[j] = _mm512_shuffle_i32x4(low02, high02, 0x88);
+        rows[j + 8] = _mm512_shuffle_i32x4(low02, high02, 0xdd);
+        rows[j + 4] = _mm512_shuffle_i32x4(low13, high13, 0x88);
+        rows[j + 12] = _mm512_shuffle_i32x4(low13, high13, 0xdd);
+    }
+}
+
+// Keys of 16 positions from `first` on, component pairs by position: target[pair * stride + position]. Zeros beyond the last.
+inline void pack_keys(const KeysValues<bf16>& split, int first, int head_dim, std::uint32_t* target, int stride) {
+    for (int d = 0; d < head_dim; d += 2 * kLanes) {
+        __m512i block[kLanes];
+        for (int i = 0; i < kLanes; ++i)
+            block[i] =
+                first + i < split.count ? _mm512_loadu_si512(split.key(first + i) + d) : _mm512_setzero_si512();
+        transpose(block);
+        for (int i = 0; i < kLanes; ++i) _mm512_storeu_si512(target + (d / 2 + i) * stride, block[i]);
+    }
+}
+
+// Values of positions [first, end), of components [begin, begin + width), as pairs of positions: [pairs][width][2]. Zeros
+// beyond the last. `first` is even.
+inline void pack_values(const KeysValues<bf16>& split, int first, int end, int begin, int width, std::uint32_t* target) {
+    const auto low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36,
+                                      4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const auto high = _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22, 53,
+                                       21, 52, 20, 51, 19, 50, 18, 49, 17, 48, 16);
+    if (split.paired) {
+        for (int position = first; position < end; position += 2) {
+            const __mmask32 known = position + 1 < split.count ? 0xffffffff : position < split.count ? 0x55555555 : 0;
+            const bf16* pairs = known ? split.value(position) + 2 * begin : split.value(0);
+            for (int d = 0; d < width; d += kLanes, target += kLanes)
+                _mm512_storeu_si512(target, _mm512_maskz_loadu_epi16(known, pairs + 2 * d));
+        }
+        return;
+    }
+    for (int position = first; position < end; position += 2)
+        for (int d = begin; d < begin + width; d += 2 * kLanes, target += 2 * kLanes) {
+            const auto even =
+                position < split.count ? _mm512_loadu_si512(split.value(position) + d) : _mm512_setzero_si512();
+            const auto odd =
+                position + 1 < split.count ? _mm512_loadu_si512(split.value(position + 1) + d) : _mm512_setzero_si512();
+            _mm512_storeu_si512(target, _mm512_permutex2var_epi16(even, low, odd));
+            _mm512_storeu_si512(target + kLanes, _mm512_permutex2var_epi16(even, high, odd));
+        }
+}
+
+// 32 weights as what each is rounded to, and what the rounding took off: one bfloat16 number alone would be the least exact
+// step of all.
+inline void put_pairs(Floats first, Floats second, bf16* target, bf16* rest) {
+    store(target, first);
+    store(target + kLanes, second);
+    store(rest, first - rounded<bf16>(first));
+    store(rest + kLanes, second - rounded<bf16>(second));
+}
+
+struct PairChunk {
+    using Query = bf16;
+    using Packed = std::uint32_t;
+
+    static std::size_t query_size(int num_rows, int head_dim) { return static_cast<std::size_t>(num_rows) * head_dim; }
+    static std::size_t packed_size(int head_dim) { return static_cast<std::size_t>(head_dim / 2) * kChunk; }
+
+    static void load_queries(const bf16* const* rows, int num_rows, int head_dim, Query* target) {
+        for (int row = 0; row < num_rows; ++row)
+            std::memcpy(target + row * head_dim, rows[row], static_cast<std::size_t>(head_dim) * sizeof(bf16));
+    }
+    static void score(const Query* queries, const Rows& rows, const KeysValues<bf16>& split, Ahead<bf16>& ahead,
+                      int head_dim, Packed* packed, float* scores) {
+        for (int start = 0; start < split.count; start += kChunk) {
+            const auto chunk = split.chunk(start);
+            for (int position = 0; position < chunk.count; position += kLanes) {
+                ahead.use_rows(kLanes);
+                pack_keys(chunk, position, head_dim, packed + position, kChunk);
+            }
+            in_groups(rows.first_row(start), rows.count, [&]<int Count>(int row) {
+                score_rows<Count>(queries + row * head_dim, head_dim, packed, scores + row * kScoreStride + start);
+            });
+        }
+    }
+    static void put(Floats first, Floats second, float* row, int at) {
+        auto* halves = reinterpret_cast<bf16*>(row + at);
+        put_pairs(first, second, halves, halves + 2 * kLanes);
+    }
+    static void mix(const float* weights, const Rows& rows, const KeysValues<bf16>& split, Ahead<bf16>& ahead, int head_dim,
+                    Packed* packed, float* mixed) {
+        for (int start = 0; start < split.count; start += kChunk) {
+            const auto chunk = split.chunk(start);
+            for (int position = 0; position < chunk.count; position += kAheadStep) {
+                ahead.use_rows(kAheadStep);
+                pack_values(chunk, position, std::min(position + kAheadStep, chunk.count), 0, head_dim,
+                            packed + position / 2 * head_dim);
+            }
+            in_groups(rows.first_row(start), rows.count, [&]<int Count>(int row) {
+                const auto* own = reinterpret_cast<const bf16*>(weights + row * kScoreStride + start);
+                float* target = mixed + row * head_dim;
+                int d = 0;
+                for (; d + 64 <= head_dim; d += 64)
+                    mix_rows<Count, 4>(own, chunk.count, head_dim, packed + d, target + d, start == 0);
+                for (; d < head_dim; d += 32)
+                    mix_rows<Count, 2>(own, chunk.count, head_dim, packed + d, target + d, start == 0);
+            });
+        }
+    }
+
+  private:
+    static constexpr int kWeightStride = 2 * kScoreStride;  // in bfloat16
+
+    template <class Body>
+    static void in_groups(int first, int last, Body&& body) {
+        for (; first + 4 <= last; first += 4) body.template operator()<4>(first);
+        if (last - first == 3) return body.template operator()<3>(first);
+        if (last - first == 2) return body.template operator()<2>(first);
+        if (last - first == 1) return body.template operator()<1>(first);
+    }
+    static __m512bh pair_of(const bf16* values) {
+        std::int32_t pair;
+        std::memcpy(&pair, values, sizeof pair);
+        return (__m512bh)_mm512_set1_epi32(pair);
+    }
+    template <int Rows>
+    static void score_rows(const Query* queries, int head_dim, const Packed* keys, float* scores) {
+        __m512 sums[Rows][4] = {};
+        for (int d = 0; d < head_dim; d += 2) {
+            __m512bh columns[4];
+            for (int part = 0; part < 4; ++part)
+                columns[part] = (__m512bh)_mm512_loadu_si512(keys + d / 2 * kChunk + part * kLanes);
+            for (int row = 0; row < Rows; ++row) {
+                const auto pair = pair_of(queries + row * head_dim + d);
+                for (int part = 0; part < 4; ++part) sums[row][part] = _mm512_dpbf16_ps(sums[row][part], pair, columns[part]);
+            }
+        }
+        for (int row = 0; row < Rows; ++row)
+            for (int part = 0; part < 4; ++part) _mm512_storeu_ps(scores + row * kScoreStride + part * kLanes, sums[row][part]);
+    }
+    template <int Rows, int Parts>
+    static void mix_rows(const bf16* weights, int count, int head_dim, const Packed* values, float* mixed, bool is_first) {
+        __m512 totals[Rows][Parts];
+        for (int row = 0; row < Rows; ++row)
+            for (int part = 0; part < Parts; ++part)
+                totals[row][part] =
+                    is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(mixed + row * head_dim + part * kLanes);
+        for (int position = 0; position < count; position += 2) {
+            __m512bh columns[Parts];
+            for (int part = 0; part < Parts; ++part)
+                columns[part] = (__m512bh)_mm512_loadu_si512(values + position / 2 * head_dim + part * kLanes);
+            for (int row = 0; row < Rows; ++row) {
+                const bf16* own = weights + row * kWeightStride + position / 32 * 64 + position % 32;
+                const auto pair = pair_of(own);
+                const auto rest = pair_of(own + 32);
+                for (int part = 0; part < Parts; ++part) {
+                    totals[row][part] = _mm512_dpbf16_ps(totals[row][part], pair, columns[part]);
+                    totals[row][part] = _mm512_dpbf16_ps(totals[row][part], rest, columns[part]);
+                }
+            }
+        }
+        for (int row = 0; row < Rows; ++row)
+            for (int part = 0; part < Parts; ++part)
+                _mm512_storeu_ps(mixed + row * head_dim + part * kLanes, totals[row][part]);
+    }
+};
+
+}  // namespace headrace
+
+#endif

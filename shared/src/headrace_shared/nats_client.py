@@ -1,0 +1,185 @@
+"""nats-py's client without its queues: a message is handed over as it is read, and what is sent in one turn of the
+event loop is written together at the next.
+
+nats-py wakes a task to parse what was read, another for each subscription, and a third for what is to be written, at
+each of the processes on a token's way. What its queues bound stays bounded: unread messages wait in the broker, which
+drops a consumer that is too slow, and who sends looks at `unsent_bytes`. Connecting, all lines but messages, and the
+end of the connection are left to nats-py. Two of its methods that are not public are replaced, and its streams are used
+(its version is pinned).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import nats.aio.client
+import nats.errors
+
+
+class Incoming(NamedTuple):
+    """A message as it arrives. JetStream delivers under the message's own subject, `reply_to` is the ack subject."""
+
+    subject: str
+    reply_to: str
+    data: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def status(self) -> str:
+        """Of a message from the server itself, else empty."""
+        return self.headers.get("Status", "")
+
+
+NO_HEADERS: Mapping[str, str] = {}
+MAX_GATHERED_BYTES = 64 * 1024
+"""More is written at once."""
+_END = b"\r\n"
+
+
+class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has no types
+    """For one connection; it does not reconnect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handlers: dict[int, Callable[[Incoming], None]] = {}
+        """By the number of the subscription."""
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+
+    async def connect(self, *arguments: Any, **options: Any) -> None:
+        await super().connect(*arguments, **options)
+        transport = self._writer.transport
+        transport.set_protocol(_Reader(transport.get_protocol(), self._handlers))
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits for this turn's end, or because the socket takes no more."""
+        writer = self._writer
+        return self._gathered_bytes + (0 if writer is None else int(writer.transport.get_write_buffer_size()))
+
+    def send(self, subject: str, data: bytes, headers: Mapping[str, str] | None, reply_to: str) -> None:
+        """Never waits. All arguments are valid. Raises ConnectionClosedError, MaxPayloadError."""
+        if len(data) > self._max_payload:
+            raise nats.errors.MaxPayloadError
+        if headers:
+            lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
+            head = f"NATS/1.0\r\n{lines}\r\n".encode()
+            size = f"{len(head)} {len(head) + len(data)}"
+            self._write(b"HPUB %b\r\n%b%b\r\n" % (f"{subject} {reply_to} {size}".encode(), head, data))
+        else:
+            self._write(b"PUB %b\r\n%b\r\n" % (f"{subject} {reply_to} {len(data)}".encode(), data))
+
+    def listen(self, subject: str, handler: Callable[[Incoming], None]) -> int:
+        """From now on `handler` gets the messages of this subject; it must not raise. Returns what `forget` takes.
+        Raises ConnectionClosedError."""
+        self._sid += 1
+        self._write(f"SUB {subject} {self._sid}\r\n".encode())
+        self._handlers[self._sid] = handler
+        return int(self._sid)
+
+    def forget(self, subscription: int) -> None:
+        if self._handlers.pop(subscription, None) is not None and self.is_connected:
+            self._write(f"UNSUB {subscription}\r\n".encode())
+
+    def abort(self) -> None:
+        """Throws away what is unsent, and the socket."""
+        self._take_gathered()
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    @property
+    def _writer(self) -> Any:
+        return getattr(self._transport, "_io_writer", None)
+
+    def _write(self, command: bytes) -> None:
+        if not self.is_connected:
+            raise nats.errors.ConnectionClosedError
+        if not self._gathered:
+            asyncio.get_running_loop().call_soon(self._write_gathered)
+        self._gathered.append(command)
+        self._gathered_bytes += len(command)
+        if self._gathered_bytes > MAX_GATHERED_BYTES:
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        commands = self._take_gathered()
+        if commands and self.is_connected:
+            self._transport.write(b"".join(commands))
+
+    def _take_gathered(self) -> list[bytes]:
+        commands, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        return commands
+
+    # What nats-py calls.
+
+    async def _send_command(self, cmd: bytes, priority: bool = False) -> None:
+        if self.is_connected:
+            self._write(cmd)
+
+    async def _flush_pending(self, force_flush: bool = False) -> None:
+        self._write_gathered()
+
+
+class _Reader(asyncio.Protocol):
+    """Takes the messages out of what is read. The rest is for the stream that nats-py reads."""
+
+    def __init__(self, stream: Any, handlers: Mapping[int, Callable[[Incoming], None]]) -> None:
+        """`stream`: the protocol of nats-py's stream."""
+        self._stream = stream
+        self._handlers = handlers
+        self._rest = b""
+        """Of a line or a message that is not complete."""
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data if self._rest else data
+        start = 0
+        while (end := data.find(_END, start)) >= 0:
+            begins = end + len(_END)
+            if data.startswith((b"MSG ", b"HMSG "), start):
+                ends = begins + int(data[data.rindex(b" ", start, end) : end])
+                if len(data) < ends + len(_END):
+                    break
+                self._deliver(data[start:end].split(), data[begins:ends])
+                start = ends + len(_END)
+            else:
+                self._stream.data_received(data[start:begins])
+                start = begins
+        self._rest = data[start:]
+
+    def _deliver(self, line: list[bytes], data: bytes) -> None:
+        """`line`: MSG <subject> <number> [reply-to] <size>, or HMSG and the size of the headers before that of all."""
+        handler = self._handlers.get(int(line[2]))
+        if handler is None:  # it was on its way when we unsubscribed
+            return
+        headers, num_sizes = NO_HEADERS, 1
+        if line[0] == b"HMSG":
+            size, num_sizes = int(line[-2]), 2
+            headers, data = _headers_of(data[:size]), data[size:]
+        reply_to = line[3].decode() if len(line) > 3 + num_sizes else ""
+        handler(Incoming(line[1].decode(), reply_to, data, headers))
+
+    def eof_received(self) -> bool | None:
+        kept_open: bool | None = self._stream.eof_received()
+        return kept_open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stream.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._stream.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stream.resume_writing()
+
+
+def _headers_of(block: bytes) -> dict[str, str]:
+    """`NATS/1.0[ <status>[ <description>]]`, and below it a line for each header."""
+    first, *lines = block.split(_END)
+    _, _, told = first.decode(errors="replace").partition(" ")
+    status, _, description = told.strip().partition(" ")
+    headers = {"Status": status, "Description": description} if status else {}
+    for line in lines:
+        name, colon, value = line.decode(errors="replace").partition(":")
+        if colon:
+            headers[name.strip()] = value.strip()
+    return headers

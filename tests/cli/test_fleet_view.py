@@ -1,0 +1,24 @@
+"""What services say about themselves, and what is known better."""
+
+from headrace_cli.fleet_view import FleetView
+from headrace_shared.codec import encode
+from headrace_shared.fleet_messages import Telemetry
+from headrace_shared.memory_bus import MemoryBus
+from headrace_shared.subjects import telemetry_subject
+from tests.shared.bus_helpers import until
+
+
+async def test_who_has_done_its_work_is_ready_until_it_says_otherwise() -> None:
+    bus, view = MemoryBus(), FleetView()
+    await view.start(bus)
+
+    async def hear(state: str) -> None:
+        figures = Telemetry(service="router", id="router-1", state=state, gauges={"health_port": 8000.0})
+        bus.publish(telemetry_subject("router", "router-1"), encode(figures))
+        await until(lambda: view.of("router-1").state == state)
+
+    await hear("no worker is ready")
+    view.found_ready("router-1")
+    assert view.of("router-1").state == "ready" and view.of("router-1").gauges["health_port"] == 8000.0
+    await hear("the queue does not answer")
+    await view.close()
