@@ -32,6 +32,15 @@ def test_names(names: tuple[FieldName, ...], param: str, theirs: str) -> None:
     assert (error.param, error.message, error.code) == (theirs, f"'{theirs}' is wrong.", "some_code")
 
 
+def test_values_are_no_names() -> None:
+    """A role may be called like a field."""
+    message = "Invalid 'messages[0].role': input should be 'user' or 'assistant'."
+    error = InvalidRequest(message, param="messages[0].role")
+    assert renamed(error, MESSAGES).message == message
+    told = renamed(error, RESPONSES)
+    assert told.message == "Invalid 'input[0].role': input should be 'user' or 'assistant'."
+
+
 def test_an_error_without_a_field_stays_as_it_is() -> None:
     error = InvalidRequest("The messages are wrong.")
     assert renamed(error, RESPONSES) is error

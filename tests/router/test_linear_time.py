@@ -158,5 +158,4 @@ def test_arguments_of_calls_hold_no_more_than_a_body_may_however_many_there_are(
     assert caught.value.code == "payload_too_large"
     assert 1 <= num_parsed <= 2, "what is too much is not parsed"
     read([large])
-    with pytest.raises(InvalidRequest, match="no valid JSON"):
-        read(["{"])
+    read(["{"])  # what is no JSON is text

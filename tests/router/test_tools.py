@@ -118,6 +118,14 @@ def test_a_schema_that_refers_to_itself_does_so_in_a_list_of_calls_too() -> None
             jsonschema.validate([{"name": "f", "arguments": bad}], schema)
 
 
+@pytest.mark.parametrize("key", ["$defs", "definitions"])
+@pytest.mark.parametrize("wrong", [[1, 2], "x", 5, True, [{"a": {}}]])
+def test_definitions_that_are_none_are_named(key: str, wrong: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(tools=[tool("g"), tool("f", parameters={"type": "object", key: wrong})], tool_choice="required")
+    assert (caught.value.param, caught.value.code) == ("tools[1].function.parameters", "invalid_json_schema")
+
+
 def test_ids_of_calls_are_as_short_as_a_template_wants_them_and_belong_together() -> None:
     calls = [{"id": given, "type": "function", "function": {"name": "f"}} for given in ("call_0123456789", "aB3456789")]
     chat: list[dict[str, Any]] = [

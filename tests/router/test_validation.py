@@ -1,5 +1,6 @@
 """Every bound of every parameter, and null as "not given"."""
 
+import json
 from typing import Any
 
 import pytest
@@ -301,6 +302,23 @@ def test_what_the_assistant_refused_with_is_its_text() -> None:
         assert (refused(chat, messages=[wrong, *MESSAGES]).param or "").startswith("messages[0].content[0]")
 
 
+def test_a_refusal_beside_the_content_is_text_too() -> None:
+    for content, said in ((None, "No."), ("Well. ", "Well. No."), ([{"type": "text", "text": "Well. "}], "Well. No.")):
+        message = {"role": "assistant", "content": content, "refusal": "No."}
+        assert chat(messages=[message, *MESSAGES])[0].messages[0]["content"] == said
+    for nothing in (None, ""):
+        message = {"role": "assistant", "content": "Well.", "refusal": nothing, "function_call": None, "audio": None}
+        assert chat(messages=[message, *MESSAGES])[0].messages[0]["content"] == "Well."
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("function_call", {"name": "f", "arguments": "{}"}), ("audio", {"id": "audio_1"})]
+)
+def test_what_a_message_says_is_not_left_out_silently(field: str, value: Any) -> None:
+    error = refused(chat, messages=[*MESSAGES, {"role": "assistant", "content": None, field: value}, *MESSAGES])
+    assert (error.param, error.code) == (f"messages[{len(MESSAGES)}].{field}", "unsupported_parameter")
+
+
 def test_no_alternatives_can_be_asked_for_without_log_probabilities() -> None:
     """Some clients write down every field."""
     for fields in ({"top_logprobs": 0}, {"top_logprobs": 0, "logprobs": False}, {"top_logprobs": 0, "logprobs": None}):
@@ -314,6 +332,24 @@ def test_tool_calls_reach_the_template_as_objects() -> None:
     valid, _ = chat(card, messages=[*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}])
     assert valid.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert valid.messages[1]["content"] == ""
+
+
+@pytest.mark.parametrize("arguments", ["{bad", '{"a": 1', '{"a": 1}{"b": 2}', "\ufeff{}", '{"a": ' + "9" * 5000 + "}"])
+def test_a_call_whose_arguments_are_no_json_is_told_as_the_model_wrote_it(arguments: str) -> None:
+    """A conversation must not end with it: clients send back what they got."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    card = make_card(chat_template="{{ tools }}{{ messages }}")
+    valid, _ = chat(card, messages=[*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert valid.messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
+    told = chat(messages=[*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}])[0].messages[1]
+    assert json.dumps(arguments, ensure_ascii=False) in told["content"]
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused() -> None:
+    for arguments in ("[" * 200 + "]" * 200, "[" * 10_000):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        error = refused(chat, messages=[{"role": "assistant", "tool_calls": [call]}])
+        assert error.param == "messages[0].tool_calls[0].function.arguments"
 
 
 @pytest.mark.parametrize(

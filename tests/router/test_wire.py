@@ -264,7 +264,10 @@ async def test_head_is_get_without_a_body_and_options_are_refused() -> None:
         for path in (CHAT, TEXT, "/v1/models"):
             [options] = await send(router.port, request_bytes(path, method="OPTIONS"))
             assert (options.status, options.error["code"]) == (405, "method_not_allowed")
-            assert options.headers["allow"] == ("GET" if path == "/v1/models" else "POST")
+            assert options.headers["allow"] == ("GET, HEAD" if path == "/v1/models" else "POST")
+        for path, allowed in (("/v1/files", "GET, POST"), ("/v1/responses/resp_1", "DELETE, GET"), (CHAT, "POST")):
+            [refused] = await send(router.port, request_bytes(path, method="PUT"))
+            assert (refused.status, refused.headers["allow"]) == (405, allowed)
         assert router.worker.requests == []
 
 

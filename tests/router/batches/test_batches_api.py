@@ -180,8 +180,8 @@ async def test_wrong_calls_are_refused() -> None:
         for changes, status, param in (
             ({"endpoint": "/v1/models"}, 400, "endpoint"),
             ({"completion_window": "1h"}, 400, "completion_window"),
-            ({"input_file_id": "file-" + "0" * 32}, 404, "file_id"),
-            ({"input_file_id": "x"}, 404, "file_id"),
+            ({"input_file_id": "file-" + "0" * 32}, 404, "input_file_id"),
+            ({"input_file_id": "x"}, 404, "input_file_id"),
             ({"input_file_id": 5}, 400, "input_file_id"),
             ({"metadata": {"a": 1}}, 400, "metadata.a"),
             ({"metadata": {str(n): "" for n in range(17)}}, 400, "metadata"),

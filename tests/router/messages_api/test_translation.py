@@ -126,9 +126,17 @@ def test_an_answer_that_has_been_begun_goes_on() -> None:
     assert "continue_final_message" not in chat()
 
 
+@pytest.mark.parametrize("nothing", ["", [], [text("")]])
+def test_an_answer_that_begins_with_nothing_is_a_new_one(nothing: Any) -> None:
+    """Anthropic's API lets the last message be empty."""
+    assert chat([HI, {"role": "assistant", "content": nothing}]) == chat([HI])
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"messages": [{"role": "assistant", "content": ""}]}, "messages"),
+        ({"messages": [HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}]}]}, "messages"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),

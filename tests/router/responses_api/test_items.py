@@ -76,7 +76,7 @@ def test_ids_that_are_none_are_replaced(bad: str) -> None:
         ([{"role": "user", "content": "a"}, {"type": "web_search_call"}], "input[1].type"),
         ([{**CALL, "name": None}], "input[0].name"),
         ([{**CALL, "call_id": ""}], "input[0].call_id"),
-        ([{**CALL, "arguments": "{"}], "input[0].arguments"),
+        ([{**CALL, "arguments": "[" * 200 + "]" * 200}], "input[0].arguments"),
         ([RESULT], "input[0].call_id"),
         ([CALL, {**RESULT, "call_id": "c2"}], "input[1].call_id"),
         ([CALL, {**RESULT, "output": None}], "input[1].output"),
@@ -148,6 +148,13 @@ def test_a_call_that_begins_a_turn_and_a_text_behind_it() -> None:
 def test_a_call_that_was_cut_off_is_left_out() -> None:
     cut = {**items([CALL])[0], "arguments": '{"a', "status": "incomplete"}
     assert chat_messages(None, [*items("Hi"), cut]) == [{"role": "user", "content": "Hi"}]
+
+
+def test_a_call_whose_arguments_are_no_json_is_no_end_of_a_conversation() -> None:
+    """A model wrote it, and its response was stored: the next one goes on with it."""
+    made = items([{"role": "user", "content": "Hi"}, {**CALL, "arguments": "{bad"}, RESULT])
+    call = chat_messages(None, made)[1]["tool_calls"][0]
+    assert call["function"]["arguments"] == "{bad"
 
 
 def test_the_oldest_go_first_and_instructions_and_the_last_question_stay() -> None:

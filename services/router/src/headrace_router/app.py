@@ -6,6 +6,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from headrace_router.authentication import Authentication
 from headrace_router.bodies import ClientGone
@@ -51,14 +52,22 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
+    path = str(request.scope["path"])
+    headers = dict(error.headers or {})
     if error.status_code == 404:
-        path = str(request.scope["path"])
         problem = InvalidRequest(f"There is no {path[:128]}{_meant(path, request.app)}", code="not_found")
     elif error.status_code == 405:
         problem = InvalidRequest(f"{request.method} is not allowed here.", code="method_not_allowed")
+        headers["Allow"] = ", ".join(sorted({headers.get("Allow", ""), *_methods(path, request.app)} - {""}))
     else:
         problem = InvalidRequest(str(error.detail)[:200])
-    return error_response(problem, headers=dict(error.headers or {}), path=request.scope["path"])
+    return error_response(problem, headers=headers, path=path)
+
+
+def _methods(path: str, app: FastAPI) -> set[str]:
+    """Of all routes with this path; the framework names those of one of them."""
+    described = app.openapi()["paths"].items()
+    return {method.upper() for known, methods in described if compile_path(known)[0].match(path) for method in methods}
 
 
 def _meant(path: str, app: FastAPI) -> str:

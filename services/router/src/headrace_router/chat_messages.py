@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace_router.json_structure import Structure
-from headrace_router.parsing import parse_inner_json
+from headrace_router.parsing import parse_arguments
 from headrace_router.schemas import ChatMessage
 from headrace_shared.errors import InvalidRequest
 
@@ -16,6 +16,10 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _template_message(message: ChatMessage, where: str, arguments: Structure) -> dict[str, Any]:
+    for field, value in (("audio", message.audio), ("function_call", message.function_call)):
+        if value is not None:  # left out, the model would answer another conversation
+            param = f"{where}.{field}"
+            raise InvalidRequest(f"'{param}' is not supported.", param=param, code="unsupported_parameter")
     result: dict[str, Any] = {"role": message.role, "content": _content(message, where)}
     if message.name is not None:
         result["name"] = message.name
@@ -34,12 +38,13 @@ def _template_message(message: ChatMessage, where: str, arguments: Structure) ->
 def _content(message: ChatMessage, where: str) -> str:
     """Text parts are simply joined, in every role. What the assistant has refused with is text, too."""
     content = message.content
+    refusal = message.refusal or "" if message.role == "assistant" else ""
     if isinstance(content, str):
-        return content
+        return content + refusal
     if content is None:
         if message.role != "assistant":
             raise InvalidRequest(f"'{where}.content' is required.", param=f"{where}.content")
-        return ""
+        return refusal
     texts = []
     for i, part in enumerate(content):
         is_refusal = part.type == "refusal" and message.role == "assistant"
@@ -51,15 +56,15 @@ def _content(message: ChatMessage, where: str) -> str:
             param = f"{where}.content[{i}].{part.type}"
             raise InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
         texts.append(text)
-    return "".join(texts)
+    return "".join([*texts, refusal])
 
 
 def _tool_call(call: Mapping[str, Any], where: str, structure: Structure) -> dict[str, Any]:
-    """Templates take the arguments as an object; OpenAI's API has them as JSON text."""
+    """Templates take the arguments as an object, where they are one; OpenAI's API has them as JSON text."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"'{where}.function.name' is required.", param=f"{where}.function.name")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        arguments = parse_inner_json(arguments, f"{where}.function.arguments", structure)
+        arguments = parse_arguments(arguments, f"{where}.function.arguments", structure)
     return {**call, "function": {**function, "arguments": arguments}}

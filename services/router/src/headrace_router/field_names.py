@@ -38,7 +38,9 @@ def renamed(error: InvalidRequest, names: Sequence[FieldName]) -> InvalidRequest
         if param.startswith(name.ours) and (not rest or rest[0] in ".["):
             param = name.theirs + rest
             break
+    # Behind a wrong type or value stands what may be there, in quotes, too: a role is not a field of its name.
+    told, colon, allowed = message.partition(": ") if message.startswith("Invalid '") else (message, "", "")
     for name in names:
         for end in ("'", ".", "["):
-            message = message.replace(f"'{name.ours}{end}", f"'{name.theirs}{end}")
-    return InvalidRequest(message, param=param, code=error.code)
+            told = told.replace(f"'{name.ours}{end}", f"'{name.theirs}{end}")
+    return InvalidRequest(told + colon + allowed, param=param, code=error.code)

@@ -46,15 +46,18 @@ def parse_long_body(kind: type[T], body: bytes) -> tuple[T, int]:
     return parsed, num_bytes
 
 
-def parse_inner_json(text: str, param: str, structure: Structure) -> Any:
-    """JSON in a string of a body, such as a function's arguments. `structure`: of all of the call. Raises
-    InvalidRequest."""
+def parse_arguments(text: str, param: str, structure: Structure) -> Any:
+    """Of a function call: JSON in a string of a body. What is none stays the text that it is: models write such calls,
+    and a conversation with one goes on. `structure`: of all of the call. Raises InvalidRequest."""
     structure.add(text.encode(errors="replace"))
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"'{param}' is no valid JSON.", param=param, code="invalid_json") from None
-    if _is_deeper(value, MAX_INNER_DEPTH):
+        is_too_deep = _is_deeper(value, MAX_INNER_DEPTH)
+    except ValueError:
+        return text
+    except RecursionError:
+        is_too_deep = True
+    if is_too_deep:
         raise InvalidRequest(f"'{param}' is nested too deeply.", param=param, code="invalid_json")
     return value
 

@@ -48,6 +48,12 @@ class ChatMessage(_Schema):
     name: str | None = None
     tool_calls: ListOf[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
+    """Of the assistant: text like any other."""
+    function_call: dict[str, Any] | None = None
+    """Not supported: calls are `tool_calls`."""
+    audio: dict[str, Any] | None = None
+    """Not supported."""
     reasoning_content: str | None = None
     reasoning: str | None = None
 

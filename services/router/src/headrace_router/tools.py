@@ -131,13 +131,17 @@ def _named(choice: Any) -> str:
 
 def _calls_schema(functions: Mapping[str, dict[str, Any]], is_parallel: bool) -> dict[str, Any]:
     """A list of calls. Definitions move to the root, where references look for them; what is referred to in a schema
-    itself is found there, too."""
+    itself is found there, too. Raises InvalidRequest."""
     definitions: dict[str, Any] = {}
     calls = []
     for number, (name, schema) in enumerate(functions.items()):
         own = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
         for key in _DEFINITIONS:
-            for label, definition in (schema.get(key) or {}).items():
+            defined = schema.get(key) or {}
+            if not isinstance(defined, Mapping):
+                param = f"tools[{number}].function.parameters"
+                raise InvalidRequest(f"'{param}.{key}' must be an object.", param=param, code="invalid_json_schema")
+            for label, definition in defined.items():
                 definitions[f"{number}.{label}"] = _relabelled(definition, number)
         arguments = _relabelled(own, number)
         if _refers_to_itself(schema):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from headrace_router.batches.record import WINDOW, BatchRecord, BatchState, IllegalTransition, cancelled
 from headrace_router.batches.schemas import BatchBody
 from headrace_router.batches.store import BatchStore, Superseded
+from headrace_router.field_names import FieldName, in_words_of
 from headrace_router.files.library import FileLibrary
 from headrace_router.files.record import LONGEST_LIFE_S, SHORTEST_LIFE_S
 from headrace_router.identity import Identity
@@ -51,7 +52,8 @@ class BatchDesk:
         batch_id = _batch_id(identity.owner, idempotency_key)
         if idempotency_key is not None and (kept := await self._store.get(identity.owner, batch_id)) is not None:
             return _same(kept.record, body)
-        file = await self._library.find(owner_token(identity.owner), body.input_file_id)
+        with in_words_of((FieldName("file_id", "input_file_id"),)):
+            file = await self._library.find(owner_token(identity.owner), body.input_file_id)
         if file.purpose != "batch":
             raise InvalidRequest("The input file's purpose must be batch.", param="input_file_id")
         await self._library.check_room(owner_token(identity.owner))

@@ -52,9 +52,14 @@ def translate_prompt(body: CountTokensBody) -> ChatBody:
 
 def _prompt_fields(body: CountTokensBody) -> dict[str, Any]:
     messages = chat_messages(body.system, body.messages)
-    is_begun = messages[-1]["role"] == "assistant"
-    if is_begun and messages[-1].get("tool_calls"):
+    last = messages[-1]
+    is_begun = last["role"] == "assistant"
+    if is_begun and last.get("tool_calls"):
         raise InvalidRequest("'tool_use' blocks need their results in the next message.", param="messages")
+    if is_begun and not last["content"]:
+        if "reasoning_content" in last or len(messages) == 1:
+            raise InvalidRequest("The last of 'messages' has no text.", param="messages")
+        messages, is_begun = messages[:-1], False  # an answer that begins with nothing
     choice = body.tool_choice
     return {
         "model": body.model,

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace_router.answer_pieces import part_id
 from headrace_router.json_structure import Structure
-from headrace_router.parsing import parse_inner_json
+from headrace_router.parsing import parse_arguments
 from headrace_router.responses_api.schemas import Item, Part
 from headrace_shared.errors import InvalidRequest
 
@@ -68,7 +68,7 @@ def _item(item: Item, item_id: str, where: str, arguments: Structure) -> dict[st
             # One that was cut off is told again by clients, and answered by nobody.
             status = "incomplete" if item.status == "incomplete" else "completed"
             if item.arguments and status == "completed":
-                parse_inner_json(item.arguments, f"{where}.arguments", arguments)
+                parse_arguments(item.arguments, f"{where}.arguments", arguments)
             return {"id": item_id, "type": "function_call", **call, "status": status}
         case "function_call_output":
             if not item.call_id:
