@@ -79,6 +79,7 @@ def test_a_certificate_is_renewed_in_time_and_for_other_hosts() -> None:
     assert is_good(certificate, authority.certificate, ("10.0.0.1", "nats"), now)
     assert not is_good(certificate, authority.certificate, ("nats",), now)
     assert not is_good(certificate, new_authority(now).certificate, ("nats", "10.0.0.1"), now)
+    assert not is_good(authority.certificate, authority.certificate, ("nats", "10.0.0.1"), now)  # it names no host
     left = x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc - timedelta(days=RENEWAL_DAYS - 1)
     assert not is_good(certificate, authority.certificate, ("nats", "10.0.0.1"), left)
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -66,14 +67,17 @@ def new_certificate(authority: Pair, hosts: Sequence[str], now: datetime) -> Pai
 
 
 def is_good(certificate: str, authority: str, hosts: Sequence[str], now: datetime) -> bool:
-    """Whether it is signed by this authority, for these hosts, and will be valid for a while. Raises ValueError."""
+    """Whether it is signed by this authority, for these hosts, and will be valid for a while. ValueError: one of the
+    two is no certificate in PEM."""
     loaded = x509.load_pem_x509_certificate(certificate.encode())
     signer = x509.load_pem_x509_certificate(authority.encode())
     try:
         loaded.verify_directly_issued_by(signer)
-    except Exception:  # whatever is wrong with it, a new one is made
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (InvalidSignature, TypeError, ValueError):  # somebody else's signature, or of a kind that ours never has
         return False
-    names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:  # it names no host
+        return False
     wanted = {_general_name(host) for host in hosts}
     return set(names) == wanted and loaded.not_valid_after_utc - now > timedelta(days=RENEWAL_DAYS)
 
