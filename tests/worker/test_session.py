@@ -25,8 +25,8 @@ from headrace_shared.messages import (
 )
 from headrace_worker.engine_frames import Iteration, Reset
 from headrace_worker.iteration import SequenceResult
-from headrace_worker.mirror import Mirror
-from headrace_worker.session import HEARTBEAT_S, MAX_COALESCED, Session
+from headrace_worker.mirror import MAX_COALESCED, Mirror
+from headrace_worker.session import HEARTBEAT_S, Session
 from tests.worker.loop_builders import admission
 
 WORKER = WorkerId("worker-1")

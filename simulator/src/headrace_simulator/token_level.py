@@ -26,13 +26,11 @@ from headrace_simulator.workers import WorkerKind
 from headrace_worker.iteration import EngineFacts
 from headrace_worker.loop import IterationLoop, StepResult
 from headrace_worker.loop_frames import apply_frame
-from headrace_worker.mirror import Mirror
+from headrace_worker.mirror import MAX_COALESCED, Mirror
 from headrace_worker.timing.engine import TimingEngine
 
 MESSAGE_S = 0.5e-3
 """From one process through the broker to another."""
-MAX_COALESCED = 4
-"""Iterations in one progress, as in the worker's session."""
 MAX_MESSAGE_BYTES = 1 << 20
 VOCAB_SIZE = 50_000
 IDLE = Work(0.0, 0.0, 0.0, 0.0)

@@ -25,6 +25,8 @@ from headrace_shared.messages import (
 )
 from headrace_worker.iteration import SequenceResult
 
+MAX_COALESCED = 4
+"""Iterations in one progress, unless `is_report_urgent`. Few against the horizon of granted blocks."""
 MAX_FRAME_TOKENS = 16_384
 MAX_FRAME_LOGPROBS = 512
 """With log-probabilities a token takes a few hundred bytes."""

@@ -28,13 +28,11 @@ from headrace_shared.messages import (
 )
 from headrace_shared.subjects import progress_subject, tokens_subject
 from headrace_worker.engine_frames import Iteration, Reset, Rest
-from headrace_worker.mirror import Mirror, MirrorSequence
+from headrace_worker.mirror import MAX_COALESCED, Mirror, MirrorSequence
 from headrace_worker.stay_watch import StayWatch
 
 HEARTBEAT_S = 0.4
 """Progress flows at least this often; the contract allows 0.5."""
-MAX_COALESCED = 4
-"""Iterations in one progress, unless something urgent happened. Few against the horizon of granted blocks."""
 ENVELOPE_BYTES = 1024
 """Room for a message's own fields around the sequences in it."""
 TOO_LARGE = "The log-probabilities of one token exceed what the broker takes in a message."
