@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from headrace_router.partitioning import partition_of
@@ -185,8 +186,7 @@ class _Node:
         self._has_pass = False
         fleet = self._fleet
         for worker_id, credit in self.core.schedule(fleet.now).credits.items():
-            worker = self._workers[worker_id]
-            fleet.at(fleet.now + fleet.costs.broker_s, lambda worker=worker, credit=credit: worker.apply(credit))  # type: ignore[misc]  # bound now
+            fleet.at(fleet.now + fleet.costs.broker_s, partial(self._workers[worker_id].apply, credit))
         fleet.pump(self)
 
 
@@ -252,7 +252,7 @@ class VirtualFleet:
     def run(self, until: float) -> None:
         if len(self.nodes) > 1 and self._has_affinity:
             for node in self.nodes:
-                self.at(self.now + STEAL_S, lambda node=node: self._steal(node, until))  # type: ignore[misc]  # bound now
+                self.at(self.now + STEAL_S, partial(self._steal, node, until))
         while self._events and self._events[0][0] <= until:
             self.now, _, what = heapq.heappop(self._events)
             what()

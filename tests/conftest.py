@@ -17,6 +17,7 @@ from tests.sharing import Groups, arrange, end_systems
 # Before anything loads torch: its threads must not spin while the services under test need the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Each client would read the certificates of all authorities, for 25 ms of the processor's time, to reach this machine.
+# Set by name, since httpx does not export what is replaced.
 setattr(httpx._transports.default, "create_ssl_context", functools.cache(httpx.create_ssl_context))  # noqa: B010
 # Its first text in a fresh clone takes seconds, and so may anything on a machine that others use as well.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -70,7 +70,7 @@ def group_of(root: Path, path: str) -> str:
 
 def systems_of(item: pytest.Item) -> list[FixtureDef[object]]:
     """Fixtures of our own that live as long as the session."""
-    known: dict[str, Sequence[FixtureDef[object]]] = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
+    known: dict[str, Sequence[FixtureDef[object]]] = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - pytest has no public name for it
     found = [definitions[-1] for _, definitions in sorted(known.items())]
     return [each for each in found if each.scope == "session" and each.baseid.startswith("tests")]
 
@@ -80,4 +80,4 @@ def end_systems(item: pytest.Item, following: pytest.Item | None) -> None:
     kept = [] if following is None else systems_of(following)
     for system in systems_of(item):
         if system not in kept:
-            system.finish(getattr(item, "_request"))  # noqa: B009
+            system.finish(getattr(item, "_request"))  # noqa: B009 - as above

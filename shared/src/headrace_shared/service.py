@@ -191,7 +191,7 @@ def run_service(
     except HeadraceError as error:
         log.error("service failed", reason=str(error))
         return 1
-    except Exception:
+    except Exception:  # a bug, or what nobody foresaw: in the log, and not in Python's form on the terminal
         log.exception("service crashed")
         return 1
     finally:

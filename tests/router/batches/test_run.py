@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from headrace_router.batches.record import BatchState, cancelled
+from headrace_router.batches.record import BatchRecord, BatchState, cancelled
 from headrace_router.batches.results import LineResult
 from headrace_router.batches.run import RunSettings
 from headrace_router.batches.store import Superseded
@@ -33,6 +33,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace_router.batches.run.REPORT_S", 0.01)
     monkeypatch.setattr("headrace_router.batches.run.START_GAP_S", 0.0)
     monkeypatch.setattr("headrace_router.batches.journal.FULL_WAIT_S", 0.01)
+
+
+async def run_in_part(world: World, record: BatchRecord) -> int:
+    """A run that ends when it has asked for some fifty lines; the number of those that are done."""
+    run = asyncio.create_task((await world.take(record)).run())
+    while sum(world.answered.values()) < 50:  # noqa: ASYNC110 - no event tells it
+        await asyncio.sleep(0.001)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    return len((await world.journal.done(record.batch_id)).numbers)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -76,12 +86,7 @@ async def test_interruptions_at_any_moment(seed: int, quick: None) -> None:
 async def test_a_successor_does_not_run_what_is_done(quick: None) -> None:
     world = await World().open()
     record = await world.batch(200)
-    first = asyncio.create_task((await world.take(record)).run())
-    while sum(world.answered.values()) < 50:  # noqa: ASYNC110 - no event tells it
-        await asyncio.sleep(0.001)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    num_done = len((await world.journal.done(record.batch_id)).numbers)
+    num_done = await run_in_part(world, record)
     assert num_done > 30
     before = sum(world.answered.values())
     await (await world.take(record)).run()
@@ -172,12 +177,7 @@ async def test_an_input_that_is_lost_fails_the_batch(quick: None) -> None:
 async def test_results_outlive_the_input(is_deleted: bool, quick: None) -> None:
     world = await World().open()
     record = await world.batch(200)
-    first = asyncio.create_task((await world.take(record)).run())
-    while sum(world.answered.values()) < 50:  # noqa: ASYNC110 - no event tells it
-        await asyncio.sleep(0.001)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    num_done = len((await world.journal.done(record.batch_id)).numbers)
+    num_done = await run_in_part(world, record)
     world.now += 8_000 if not is_deleted else 0
     owner = owner_token(OWNER)
     (file,) = await world.library.all_of(owner)

@@ -118,7 +118,7 @@ class CallResponse(Response):
             log.warning("client reads nothing; cut off", request_id=request_id)
         except StreamCut:
             log.info("stream cut, to be resumed elsewhere", request_id=request_id)
-        except Exception as error:
+        except Exception as error:  # the caller gets an answer, whatever it is
             if channel.has_started:
                 raise
             known = to_request_error(error)

@@ -95,7 +95,7 @@ class LineExecutor:
             )
             try:
                 await self.endpoints[endpoint](call, Body(batch_line.line.body))
-            except Exception as error:
+            except Exception as error:  # what ends one line is told in its result, and ends no other
                 if not isinstance(error, RequestError | BusError):
                     log.exception("line of a batch failed", batch_id=batch_line.batch_id)
                 told = to_request_error(error)

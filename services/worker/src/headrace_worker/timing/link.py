@@ -104,7 +104,7 @@ class TimingLink:
             await self._serve()
         except ConfigError as error:
             await self._frames.put(Refused(key=error.key, problem=error.problem))
-        except Exception as error:
+        except Exception as error:  # whatever it is, `read` raises it, as it would tell of an engine process that ended
             await self._frames.put(error)
 
     async def _load(self) -> None:
