@@ -197,7 +197,7 @@ class _DecoderReader(Generic[Packed]):
         return QkNorm(queries, keys, len(self._shard.heads(config)))
 
     def _norm(self, name: str, size: int | None = None) -> Tensor:
-        return self._reader.norm(name, size or self._config.hidden_size) + self._config.norm_offset
+        return self._reader.norm(name, size or self._config.hidden_size, self._config.norm_offset)
 
     def _row_parallel_bias(self, name: str) -> Tensor | None:
         """The ranks' products are added up, so one of them brings the bias."""

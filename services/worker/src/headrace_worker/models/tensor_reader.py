@@ -56,12 +56,13 @@ class TensorReader:
         if rotated is not None:
             out.copy_(neighbours(out, rotated))
 
-    def norm(self, name: str, size: int) -> Tensor:
-        """[size], float32"""
+    def norm(self, name: str, size: int, offset: float) -> Tensor:
+        """The weight plus `offset`, [size], float32"""
         self._check(name, (size,))
         if self._only_checks:
+            # No arithmetic: with the sizes alone torch does it in Python, for which it loads its compiler.
             return torch.empty(size, device=self._device)
-        return self._source.read(name).to(self._device, torch.float32)
+        return self._source.read(name).to(self._device, torch.float32) + offset
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._source:
