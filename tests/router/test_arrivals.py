@@ -88,3 +88,15 @@ def test_memory_is_bounded() -> None:
     arrivals.hear(2 * MEMORY + 100)
     assert arrivals.untold(mark, ("model-0", False)) == 0
     assert arrivals.untold(mark, (f"model-{MEMORY}", False)) == pytest.approx(1)
+
+
+def test_a_queue_that_was_made_anew_counts_far_higher_and_is_no_crowd() -> None:
+    arrivals = Arrivals()
+    arrivals.add(5000, CHAT)
+    mark = arrivals.mark([])
+    arrivals.add(1_780_000_000_000_000, CHAT)
+    assert arrivals.untold(mark, CHAT) == 0
+    assert arrivals.before(mark, 1_780_000_000_000_000, CHAT) == 0
+    again = arrivals.mark([])
+    arrivals.hear(1_780_000_000_000_004)
+    assert arrivals.untold(again, CHAT) == 4

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 MEMORY = 4096
 """Own requests: more than come within the time that loads take to be told."""
+MAX_NEW = 1 << 20
+"""More than come between two marks: it is another queue, whose numbers begin higher."""
 
 Kind = tuple[str, bool]
 """Model, and whether it is of the batch lane."""
@@ -81,7 +83,7 @@ class Arrivals:
 
     def _like(self, num_requests: float, mark: Mark, kind: Kind) -> float:
         """As many of them as are of this model and no later lane, if others' are like our own."""
-        if num_requests <= 0.0 or not mark.known or not self._own:
+        if not 0.0 < num_requests <= MAX_NEW or not mark.known or not self._own:
             return 0.0
         model, is_batch = kind
         num_like = self._counts[model, False] + (self._counts[model, True] if is_batch else 0)
