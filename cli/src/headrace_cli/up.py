@@ -27,7 +27,7 @@ from headrace_cli.settings import UpSettings, data_dir_of
 from headrace_cli.state_file import (
     InstanceState,
     ProcessState,
-    created_at,
+    birth_of,
     lock_data_dir,
     readable,
     remove_state,
@@ -98,7 +98,7 @@ class _Instance:
         self._hurry = asyncio.Event()
         self._state = "starting"
         self._is_showing = True
-        self._created = created_at(os.getpid())
+        self._birth = birth_of(os.getpid())
         self._written_state: InstanceState | None = None
         self._fleet: WorkerFleet | None = None
 
@@ -181,8 +181,13 @@ class _Instance:
         except BusError as error:
             raise CommandError(f"the broker does not answer: {error}", f"its log is {server.log_path}") from error
         try:
-            await clear_cards(bus)
-            await self._view.start(bus)
+            try:
+                await clear_cards(bus)
+                await self._view.start(bus)
+            except BusError as error:
+                raise CommandError(
+                    f"the broker does not do its work: {error}", f"its log is {server.log_path}"
+                ) from error
             await self._serve(plan)
         finally:
             await self._view.close()
@@ -266,13 +271,13 @@ class _Instance:
                 health_port=int(self._view.of(process.id).gauges.get(HEALTH_PORT, 0)) or None,
                 num_restarts=max(0, process.num_starts - 1),
                 log=readable(process.log_path),
-                created=created_at(process.pid) if process.is_alive else 0.0,
+                birth=birth_of(process.pid) if process.is_alive else "",
             )
             for process in self._supervisor.processes
         )
         state = InstanceState(
             pid=os.getpid(),
-            created=self._created,
+            birth=self._birth,
             state=self._state,
             url=self._url,
             model=", ".join(model.name for model in self._settings.models),

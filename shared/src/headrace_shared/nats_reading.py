@@ -28,6 +28,10 @@ FEW = 8
 T = TypeVar("T")
 
 
+class _NotDirectly(Exception):
+    """Nobody answers for the stream: it is not to be read so, or nobody leads it."""
+
+
 class StreamReader:
     """Raises BusError; where no answer comes, BusUnavailable, since nothing can have been done."""
 
@@ -57,7 +61,10 @@ class StreamReader:
         sequence = from_sequence
         while limit is None or len(messages) < limit:
             count = BATCH_MESSAGES if limit is None else min(BATCH_MESSAGES, limit - len(messages))
-            batch, is_end = await self._read_batch(stream, subject, sequence, count)
+            try:
+                batch, is_end = await self._read_batch(stream, subject, sequence, count)
+            except _NotDirectly:  # a stream as an earlier version has made it, until a scheduler changes it
+                return await self._read_envelopes(stream, subject, limit, from_sequence)
             messages += batch
             if is_end or not batch:
                 break
@@ -151,6 +158,8 @@ class StreamReader:
         messages = [stored_message(each) for each in replies]
         if reply.status == "404":
             return messages, True
+        if reply.status == "503":
+            raise _NotDirectly(stream)
         if reply.status != "204":
             raise BusUnavailable(f"{stream}: {reply.status} {reply.headers.get('Description', '')}")
         return messages, reply.headers.get("Nats-Num-Pending", "0") == "0"
