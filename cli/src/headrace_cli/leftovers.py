@@ -40,15 +40,15 @@ async def end_leftovers(data_dir: Path, say: Callable[[str], None]) -> None:
 
 def _leftovers(data_dir: Path) -> list[ProcessState]:
     state = stored_state(data_dir)
-    if state is None or is_running(state.pid, state.created):
+    if state is None or is_running(state.pid, state.birth):
         return []
-    return [each for each in state.processes if each.pid > 1 and is_running(each.pid, each.created)]
+    return [each for each in state.processes if each.pid > 1 and is_running(each.pid, each.birth)]
 
 
 async def _remaining(left: list[ProcessState], timeout_s: float) -> list[ProcessState]:
     until = time.monotonic() + timeout_s
     while True:
-        left = [each for each in left if is_running(each.pid, each.created)]
+        left = [each for each in left if is_running(each.pid, each.birth)]
         if not left or time.monotonic() >= until:
             return left
         await asyncio.sleep(POLL_S)

@@ -68,7 +68,7 @@ def list_processes(instance: Instance) -> list[Listed]:
     up = ProcessState(service="up", id=f"up-{state.pid}", pid=state.pid, state=state.state, model=state.model)
     listed = []
     for process in (up, *state.processes):
-        values = {name: getattr(process, name) for name in process.__struct_fields__ if name != "created"}
+        values = {name: getattr(process, name) for name in process.__struct_fields__ if name != "birth"}
         listed.append(Listed(**values, data_dir=data_dir))
         if process is not up:
             listed += [

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import sys
 from pathlib import Path
 from typing import IO
 
@@ -27,15 +28,15 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     health_port: int | None = None
     num_restarts: int = 0
     log: str = ""
-    created: float = 0.0
-    """As of `InstanceState`; 0: not known."""
+    birth: str = ""
+    """As of `InstanceState`; empty: not known."""
 
 
 class InstanceState(Struct, frozen=True, kw_only=True):
     pid: int
     """Of `headrace up`."""
-    created: float
-    """Start of that process, seconds since the epoch: a pid alone may come back."""
+    birth: str
+    """`birth_of` that process: a pid alone may come back."""
     state: str
     url: str
     model: str
@@ -58,7 +59,7 @@ def write_state(data_dir: Path, state: InstanceState) -> None:
 def read_state(data_dir: Path) -> InstanceState | None:
     """The state of a running instance; None if none runs here."""
     state = stored_state(data_dir)
-    return state if state is not None and is_running(state.pid, state.created) else None
+    return state if state is not None and is_running(state.pid, state.birth) else None
 
 
 def stored_state(data_dir: Path) -> InstanceState | None:
@@ -74,20 +75,36 @@ def remove_state(data_dir: Path) -> None:
     (data_dir / STATE_FILE).unlink(missing_ok=True)
 
 
-def is_running(pid: int, created: float) -> bool:
-    try:
+def is_running(pid: int, birth: str) -> bool:
+    """What has ended runs no more, also where nobody has waited for it."""
+    return birth != "" and birth_of(pid) == birth
+
+
+def birth_of(pid: int) -> str:
+    """What tells a living process from all others that ever had its pid; empty if there is none.
+
+    When it was started, by no clock that anybody can set: where the kernel only tells ticks since the boot, as a date
+    they would be another one after each correction of the clock.
+    """
+    if sys.platform == "linux":
+        return _birth_in_ticks(pid)
+    with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        return abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+        if pid > 0 and process.status() != psutil.STATUS_ZOMBIE:
+            return f"{process.create_time():.3f}"
+    return ""
 
 
-def created_at(pid: int) -> float:
-    """0 if there is no such process."""
+def _birth_in_ticks(pid: int) -> str:
+    boot = ""
+    with contextlib.suppress(OSError):  # some sandboxes have none
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     try:
-        return psutil.Process(pid).create_time() if pid else 0.0
-    except psutil.Error:
-        return 0.0
+        # Behind the program's name, which may hold anything: state, 18 other fields, ticks.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else f"{boot}/{fields[19].decode()}"
 
 
 def lock_data_dir(data_dir: Path) -> IO[str]:
