@@ -8,8 +8,10 @@ def test_delays_grow_up_to_a_bound() -> None:
     assert 0 < known[0] <= 1 and known[-1] <= MAX_DELAY_S
 
 
-def test_a_crash_loop_ends() -> None:
+def test_a_crash_loop_ends_unless_it_serves_in_between() -> None:
     assert next_delay(MAX_SHORT_LIVES) is None
+    assert next_delay(MAX_SHORT_LIVES, has_served=True) is not None
+    assert next_delay(2000, has_served=True) == MAX_DELAY_S
 
 
 def test_stable_is_ready_and_old() -> None:

@@ -90,8 +90,10 @@ class Supervisor:
             code = await process.wait()
             lifetime_s = time.monotonic() - process.started_at
             reason = process.last_line()
-            num_short_lives = 0 if is_stable(lifetime_s, self._is_ready(process)) else num_short_lives + 1
-            delay_s = None if code == EXIT_CONFIG else next_delay(num_short_lives)
+            was_ready = self._is_ready(process)
+            num_short_lives = 0 if is_stable(lifetime_s, was_ready) else num_short_lives + 1
+            has_served = was_ready and self.has_started
+            delay_s = None if code == EXIT_CONFIG else next_delay(num_short_lives, has_served=has_served)
             if delay_s is None:
                 self._give_up(process, code, reason)
                 return
