@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace_router.admission import QUEUE_DOUBT_S, QueueHealth
+from headrace_router.admission import QUEUE_DOUBT_S, TRIAL_PERIOD_S, QueueHealth
 from headrace_router.cancellation import Canceller
 from headrace_router.choices import ChoiceText
 from headrace_router.detokenization import build_vocabulary
@@ -226,6 +226,27 @@ async def test_a_broker_that_is_connected_and_stores_nothing_makes_the_router_un
         assert (await router.client.get("/health")).status_code == 200
 
 
+async def test_while_the_queue_is_in_doubt_one_tries_and_nobody_else_waits_for_it() -> None:
+    """A broker whose disk is full answers nothing, and each call waited for its patience to end."""
+    settings = RouterSettings(port=0, drain_delay_s=0.0, publish_timeout_s=0.1)
+    async with running_router(says("ok"), settings=settings) as router:
+        tried: set[str] = set()
+
+        async def enqueue(subject: str, data: bytes, *, message_id: str, **rest: Any) -> int:
+            if subject.startswith("requests."):
+                tried.add(message_id)
+            raise OutcomeUnknown("no answer")
+
+        router.bus.enqueue = enqueue  # type: ignore[method-assign]
+        body = {"model": MODEL, "prompt": "a"}
+        assert (await router.client.post("/v1/completions", json=body)).status_code == 503
+        tried.clear()
+        replies = await asyncio.gather(*(router.client.post("/v1/completions", json=body) for _ in range(20)))
+        assert {reply.status_code for reply in replies} == {503}
+        assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies)
+        assert len(tried) == 1
+
+
 def test_a_queue_that_failed_is_in_doubt_for_a_while() -> None:
     now = 100.0
     health = QueueHealth(lambda: now)
@@ -235,6 +256,19 @@ def test_a_queue_that_failed_is_in_doubt_for_a_while() -> None:
     assert health.is_doubtful
     now += 1
     assert not health.is_doubtful
+
+
+def test_in_doubt_one_tries_now_and_then() -> None:
+    now = 100.0
+    health = QueueHealth(lambda: now)
+    assert health.may_try() and health.may_try()
+    health.failed()
+    now += TRIAL_PERIOD_S
+    assert [health.may_try() for _ in range(3)] == [True, False, False]
+    now += TRIAL_PERIOD_S
+    assert health.may_try()
+    health.succeeded()
+    assert health.may_try() and health.may_try()
 
 
 async def test_a_stream_survives_an_outage_in_which_tokens_are_stored() -> None:

@@ -9,8 +9,9 @@ MAX_RETRY_AFTER_S = 120.0
 """Clients that are told more do not come back at all."""
 
 QUEUE_DOUBT_S = 15.0
-"""So long after a request could not be queued the router is not ready, unless another one could be. Then some may try.
-"""
+"""So long after a request could not be queued the router is not ready, unless another one could be."""
+TRIAL_PERIOD_S = 2.0
+"""Meanwhile one tries now and then, which may take long; nobody else waits for that."""
 
 
 class QueueHealth:
@@ -19,7 +20,7 @@ class QueueHealth:
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` is a monotonic clock, in seconds."""
         self._now = now
-        self._failed_at = float("-inf")
+        self._failed_at = self._tried_at = float("-inf")
 
     def succeeded(self) -> None:
         self._failed_at = float("-inf")
@@ -30,6 +31,15 @@ class QueueHealth:
     @property
     def is_doubtful(self) -> bool:
         return self._now() - self._failed_at < QUEUE_DOUBT_S
+
+    def may_try(self) -> bool:
+        """Whoever is told so does."""
+        if not self.is_doubtful:
+            return True
+        is_due = self._now() - self._tried_at >= TRIAL_PERIOD_S
+        if is_due:
+            self._tried_at = self._now()
+        return is_due
 
 
 def retry_after(seconds: float) -> float:
@@ -46,6 +56,10 @@ def refusal(error: BusError, queue_full_status: int | None = None) -> Overloaded
     if isinstance(error, BusUnavailable):
         return Overloaded("The request queue cannot be reached.", retry_after_s=retry_after(2.0), code="unavailable")
     return Overloaded("The request could not be queued.", retry_after_s=retry_after(1.0), code="unavailable")
+
+
+def no_answer() -> Overloaded:
+    return Overloaded("The request queue does not answer.", retry_after_s=retry_after(2.0), code="unavailable")
 
 
 def admit(num_in_flight: int, max_in_flight: int, *, is_reachable: bool) -> None:

@@ -10,7 +10,7 @@ import structlog
 
 from headrace_router.accounts import NOT_RUN
 from headrace_router.active_calls import ActiveCalls
-from headrace_router.admission import QueueHealth, admit, admit_inputs, refusal
+from headrace_router.admission import QueueHealth, admit, admit_inputs, no_answer, refusal
 from headrace_router.answering import Reply, StreamCut, StreamFailed, answer_stream, answer_whole
 from headrace_router.attachments import Attachments
 from headrace_router.call import Call, Plan
@@ -101,8 +101,11 @@ class Runner:
             raise
         meter = call.meter
         meter.begun(plan, call.identity.owner)
-        is_queued = False
+        is_queued = has_tried = False
         try:
+            if not plan.follows and not self.queue_health.may_try():
+                raise no_answer()
+            has_tried = True
             if len(plan.prompts) > 1 and plan.prompts[0].request.embeds and not plan.follows:
                 admit_inputs(len(plan.prompts), len(self._table), self._settings.max_inflight)
             with self._attached(plan), self.active.add(call, plan, generation):
@@ -120,7 +123,7 @@ class Runner:
                 meter.outcome = "queue_full"
                 raise refusal(error, self._settings.queue_full_status) from error
             meter.outcome = to_request_error(error).code
-            if meter.outcome == "unavailable":
+            if meter.outcome == "unavailable" and has_tried:
                 self.queue_health.failed()
             raise
         except StreamFailed as failed:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from headrace_router.admission import retry_after
+from headrace_router.admission import no_answer
 from headrace_router.call_trace import CallTrace
 from headrace_router.inflight import Mailbox
 from headrace_router.partitioning import partition_of
 from headrace_router.prompt import Prompt
 from headrace_shared.bus import Bus
 from headrace_shared.codec import decode, encode
-from headrace_shared.errors import BusError, BusUnavailable, OutcomeUnknown, Overloaded, ProtocolError
+from headrace_shared.errors import BusError, BusUnavailable, OutcomeUnknown, ProtocolError
 from headrace_shared.messages import LogMessage, Request, RequestEnded, TokenFrame
 from headrace_shared.subjects import REQUESTS, TOKENS, Queue, num_partitions, tokens_subject
 
@@ -81,7 +81,7 @@ async def _submit(bus: Bus, prompt: Prompt, subject: str, request: Request, mail
         if mailbox.holds(request.request_id):
             return
         if now() >= until:
-            raise Overloaded("The request queue does not answer.", retry_after_s=retry_after(2.0), code="unavailable")
+            raise no_answer()
         await asyncio.sleep(delay_s)
         delay_s = min(1.0, 2 * delay_s)
 
