@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headrace_cli.main import run
+from headrace_cli.commands import run
 
 
 class Ran(NamedTuple):

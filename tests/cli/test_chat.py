@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace_cli.main import run
+from headrace_cli.commands import run
 from tests.http_double import SilentHandler, served, url_of
 
 

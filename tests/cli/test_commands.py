@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -13,18 +14,18 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import psutil
 import pytest
 
 from headrace_cli import doctor_command
+from headrace_cli.commands import COMMANDS, run
 from headrace_cli.doctor_command import examine
 from headrace_cli.errors import CommandError
-from headrace_cli.main import COMMANDS, run
 from headrace_cli.preflight import check_data_dir, leaving_none
 from headrace_cli.settings import DoctorSettings
 from headrace_cli.state_file import (
     InstanceState,
     ProcessState,
+    birth_of,
     lock_data_dir,
     read_state,
     remove_state,
@@ -169,7 +170,7 @@ def example_state(**changes: object) -> InstanceState:
     router = ProcessState(service="router", id="router-1", pid=0, state="restarting", port=8000, num_restarts=2)
     values: dict[str, object] = {
         "pid": os.getpid(),
-        "created": psutil.Process().create_time(),
+        "birth": birth_of(os.getpid()),
         "state": "serving",
         "url": "http://127.0.0.1:8000",
         "model": "tiny",
@@ -217,7 +218,7 @@ def test_ps_finds_all_instances_in_the_default_place(
     assert (first, second) == (f"{tmp_path}/headrace/8000", f"{tmp_path}/headrace/9000")
 
 
-@pytest.mark.parametrize("changes", [{"pid": 2**22 + 1}, {"created": 1.0}])
+@pytest.mark.parametrize("changes", [{"pid": 2**22 + 1}, {"birth": "another"}])
 def test_a_dead_instance_is_not_listed(tmp_path: Path, changes: dict[str, object]) -> None:
     write_state(tmp_path, example_state(**changes))
     assert read_state(tmp_path) is None
@@ -323,3 +324,19 @@ def test_doctor_tells_every_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "data",
         "built-in model",
     } <= problems
+
+
+def test_ctrl_c_during_an_import_is_neither_told_in_pages_nor_lost(tmp_path: Path) -> None:
+    """Python drops what is raised where an object goes, as the locks of imports do."""
+    (tmp_path / "httpx.py").write_text(
+        "import os, signal\n"
+        "class Lock:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "Lock()\n"
+        "raise SystemExit('Ctrl-C was lost')\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))}
+    command = [sys.executable, "-P", "-m", "headrace_cli", "up"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

@@ -66,3 +66,17 @@ def test_the_live_table_shows_states_and_progress() -> None:
     shown = read_all(main)
     assert "worker-1" in shown and "25 %" in shown and "router-1" in shown
     assert "[bold] is no markup here" in shown and "Application startup complete." in shown
+
+
+def test_a_terminal_that_is_closed_is_ignored() -> None:
+    """As where `headrace up` was told to outlive it."""
+    main, terminal = pty.openpty()
+    stream = os.fdopen(terminal, "w")
+    display = make_display({"TERM": "xterm"}, stream)
+    os.close(main)
+    display.show([Row("router-1", "starting")])
+    display.say("nobody sees this")
+    display.show([Row("router-1", "ready")])
+    display.close()
+    with contextlib.suppress(OSError):
+        stream.close()

@@ -7,8 +7,8 @@ import pytest
 from cryptography import x509
 
 from headrace_cli.certificates import RENEWAL_DAYS, is_good, new_authority, new_certificate, utc_now
+from headrace_cli.commands import run
 from headrace_cli.init_command import InitSettings, make_secrets
-from headrace_cli.main import run
 from headrace_shared.broker_credentials import key_path
 from headrace_shared.broker_permissions import Role
 from headrace_shared.errors import ConfigError

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace_cli.main import run
+from headrace_cli.commands import run
 from tests.http_double import SilentHandler, served, url_of
 
 FRAME = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace_cli import worker_commands
-from headrace_cli.main import run
+from headrace_cli.commands import run
 from headrace_shared import codec
 from headrace_shared.broker import NatsServer
 from headrace_shared.bus import Message

@@ -50,7 +50,7 @@ class PlainDisplay:
         self._shown: dict[str, tuple[Row, float]] = {}
 
     def say(self, line: str) -> None:
-        # A reader that has gone must not bring the instance down.
+        # A reader that has gone, or a terminal, must not bring the instance down.
         with contextlib.suppress(OSError):
             self._stream.write(line + "\n")
             self._stream.flush()
@@ -81,9 +81,13 @@ class LiveDisplay:
             self._console.print(Text(line), soft_wrap=True)
 
     def show(self, rows: Sequence[Row]) -> None:
+        with contextlib.suppress(OSError):  # as in `say`: the terminal may be closed
+            self._show(rows)
+
+    def _show(self, rows: Sequence[Row]) -> None:
         if not self._is_open:
-            self._live.start()
             self._is_open = True
+            self._live.start()
         table = Table.grid(padding=(0, 2))
         for row in rows:
             detail: RenderableType = ""
@@ -96,8 +100,9 @@ class LiveDisplay:
 
     def close(self) -> None:
         if self._is_open:
-            self._live.stop()
             self._is_open = False
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
 
 def _percent(loading: tuple[float, float]) -> str:

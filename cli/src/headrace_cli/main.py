@@ -1,86 +1,36 @@
-"""The command `headrace`."""
+"""The entry of the command `headrace`. What it imports before it is called is next to nothing.
+
+Ctrl-C during an import would come out as pages of text, or be lost in a callback of Python's own: until a command
+begins it just ends us.
+"""
 
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module, metadata
-
-from headrace_cli.errors import CommandError
-from headrace_shared.errors import ConfigError
-from headrace_shared.settings import EXIT_CONFIG
-
-COMMANDS = {
-    "up": "start broker, router, scheduler, worker and autoscaler on this machine",
-    "init": "make the keys and certificates of broker and services, as files",
-    "ps": "list the processes of running instances",
-    "chat": "talk to a model",
-    "top": "show the fleet: queue, batches, KV blocks, tokens a second",
-    "flood": "send load and measure what users would feel; compare two runs",
-    "keys": "create, list or revoke API keys",
-    "drain": "empty a worker and end it, without losing a token",
-    "park": "empty a worker and keep it loaded, in reserve",
-    "promote": "make a parked or draining worker ready again",
-    "dead": "list, show, requeue or drop requests that were given up",
-    "explain": "tell what became of a request",
-    "trace": "show the spans of a request as a tree, without a collector",
-    "record": "save what the schedulers have seen and done of late",
-    "replay": "run such a recording again and compare every decision",
-    "simulate": "run a fleet's day under several scaling policies, in minutes",
-    "sim-worker": "start workers that take a GPU's time and compute nothing",
-    "doctor": "check whether this machine can run Headrace",
-    "version": "print the version",
-}
+from importlib import import_module
 
 
 def main() -> None:
+    has_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else whoever started us ignores it
+    if has_default:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as some start daemons
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process lives
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # terminals that know few characters are answered with what they know
             stream.reconfigure(errors="replace")
+
+    def before_start() -> None:
+        if has_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
     code = 1
     try:
-        code = run(sys.argv[1:])
+        code = import_module("headrace_cli.commands").run(sys.argv[1:], before_start)
         sys.stdout.flush()
     except BrokenPipeError:  # `headrace ps | head`
         # Python would write at its end what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs one command; returns the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
-        sys.stdout.write(
-            "usage: headrace COMMAND …\n\n" + "\n".join(lines) + "\n\n`headrace COMMAND --help` says more.\n"
-        )
-        return 0 if argv else EXIT_CONFIG
-    name, rest = argv[0], argv[1:]
-    if name in ("version", "--version", "-V"):
-        sys.stdout.write(f"headrace {_version()}\n")
-        return 0
-    if name not in COMMANDS:
-        sys.stderr.write(f"headrace: {name}: unknown command; one of {', '.join(COMMANDS)}\n")
-        return EXIT_CONFIG
-    try:
-        # Imported only now, since each command pays for its own libraries.
-        command: Callable[[Sequence[str]], int] = import_module(f"headrace_cli.{name.replace('-', '_')}_command").run
-        return command(rest)
-    except ConfigError as error:
-        sys.stderr.write(f"headrace {name}: {error}\n")
-        return EXIT_CONFIG
-    except CommandError as error:
-        sys.stderr.write(f"headrace {name}: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
-def _version() -> str:
-    try:
-        return metadata.version("headrace-cli")
-    except metadata.PackageNotFoundError:
-        return "of a source tree"
