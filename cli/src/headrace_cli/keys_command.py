@@ -59,16 +59,21 @@ class CreateSettings(KeysSettings, frozen=True, kw_only=True):
 
 USAGES = {"create": "create", "list": "list", "revoke": "revoke KEY…"}
 DESCRIPTION = (
-    "Makes a key and prints it once, lists all, or revokes some by id or name. What a key may do is set when it is "
-    "made: `headrace keys create --help`."
+    "Makes an API key, lists all, or revokes some. What a key may do is set when it is made: `headrace keys create "
+    "--help`."
 )
+DESCRIPTIONS = {
+    "create": "Makes an API key, and prints it this once: only its digest is kept. What it may do is fixed with it.",
+    "list": "Lists all API keys that are not revoked, and what each may do.",
+    "revoke": "Revokes API keys, each named by its id or its name: no router takes them any more.",
+}
 
 
 def run(argv: Sequence[str]) -> int:
     action, names, flags = read_action(argv)
     prog = f"headrace keys {USAGES.get(action, '|'.join(USAGES.values()))}"
     kind = CreateSettings if action == "create" else KeysSettings
-    settings = load_settings(kind, flags, os.environ, prog=prog, description=DESCRIPTION)
+    settings = load_settings(kind, flags, os.environ, prog=prog, description=DESCRIPTIONS.get(action, DESCRIPTION))
     if action not in USAGES:
         raise ConfigError(action or "ACTION", f"one of {', '.join(USAGES)}")
     if bool(names) != (action == "revoke"):
