@@ -32,7 +32,7 @@ async def test_a_broker_that_lives_long_between_its_deaths_is_never_given_up(
     """It publishes no telemetry that could say that it is ready."""
     monkeypatch.setattr("headrace_cli.restarts.STABLE_LIFE_S", 0.0)
     broker = BrokerProcess(NatsServer(tmp_path))
-    supervised = Supervisor(FleetView().is_ready, lambda _: None)
+    supervised = Supervisor(FleetView().was_ready, lambda _: None)
     await supervised.start(broker)
     try:
         for number in range(1, 8):
@@ -81,7 +81,7 @@ async def test_a_broker_that_ends_on_a_full_disk_is_started_when_there_is_room(
     monkeypatch.setattr(broker_process, "ROOM_PERIOD_S", 0.02)
     said: list[str] = []
     broker = BrokerProcess(NatsServer(tmp_path), said.append)
-    supervised = Supervisor(FleetView().is_ready, lambda _: None)
+    supervised = Supervisor(FleetView().was_ready, lambda _: None)
     await supervised.start(broker)
     try:
         room = 1024 * 1024

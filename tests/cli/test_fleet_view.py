@@ -22,3 +22,16 @@ async def test_who_has_done_its_work_is_ready_until_it_says_otherwise() -> None:
     assert view.of("router-1").state == "ready" and view.of("router-1").gauges["health_port"] == 8000.0
     await hear("the queue does not answer")
     await view.close()
+
+
+async def test_who_was_ready_was_so_though_it_says_that_it_leaves() -> None:
+    """As workers do whose engine failed."""
+    bus, view = MemoryBus(), FleetView()
+    await view.start(bus)
+    for state, expected in (("loading", False), ("ready", True), ("leaving", True)):
+        figures = Telemetry(service="worker", id="worker-1", state=state, gauges={})
+        bus.publish(telemetry_subject("worker", "worker-1"), encode(figures))
+        await until(lambda state=state: view.of("worker-1").state == state)  # type: ignore[misc]
+        assert view.of("worker-1").was_ready is expected
+    assert not view.of("worker-2").was_ready
+    await view.close()

@@ -55,7 +55,7 @@ class Mortal:
 @pytest.fixture
 async def supervisor(monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     monkeypatch.setattr(restarts, "MIN_DELAY_S", 0.0)
-    return Supervisor(is_ready=lambda _: True, on_event=lambda _: None)
+    return Supervisor(was_ready=lambda _: True, on_event=lambda _: None)
 
 
 async def test_what_has_served_is_started_again_however_often_it_is_killed(supervisor: Supervisor) -> None:

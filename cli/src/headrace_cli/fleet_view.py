@@ -27,6 +27,8 @@ class ServiceView(NamedTuple):
     """Empty: it has said nothing yet."""
     gauges: Mapping[str, float] = MappingProxyType({})
     hello: Hello | None = None
+    was_ready: bool = False
+    """At some time."""
 
     @property
     def loading(self) -> tuple[float, float] | None:
@@ -59,9 +61,10 @@ class FleetView:
     def of(self, service_id: str) -> ServiceView:
         return self._views.get(service_id, ServiceView())
 
-    def is_ready(self, process: Supervised) -> bool:
-        """The broker says nothing here: it is ready once it runs."""
-        return process.phase == "running" if process.spec.service == "nats" else self.of(process.id).is_ready
+    def was_ready(self, process: Supervised) -> bool:
+        """In its current life, whatever it said last: who fails may say that it leaves. The broker says nothing here:
+        it is ready once it runs."""
+        return process.phase == "running" if process.spec.service == "nats" else self.of(process.id).was_ready
 
     def found_ready(self, service_id: str) -> None:
         """It has just done its work: what it last said of itself, up to a second ago, is out of date."""
@@ -84,7 +87,8 @@ class FleetView:
         self._set(figures.id, self.of(figures.id)._replace(state=figures.state, gauges=figures.gauges))
 
     def _set(self, service_id: str, view: ServiceView) -> None:
-        self._views.pop(service_id, None)
-        self._views[service_id] = view
+        before = self._views.pop(service_id, None)
+        was_ready = view.is_ready or (before is not None and before.was_ready)
+        self._views[service_id] = view._replace(was_ready=was_ready)
         while len(self._views) > MAX_SERVICES:
             del self._views[next(iter(self._views))]

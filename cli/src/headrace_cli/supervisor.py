@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from headrace_cli.errors import CommandError
 from headrace_cli.process import Supervised
-from headrace_cli.restarts import MAX_SHORT_LIVES, is_stable, next_delay
+from headrace_cli.restarts import MAX_SHORT_LIVES, Restarts
 from headrace_shared.settings import EXIT_CONFIG
 
 TRIM_PERIOD_S = 2.0
@@ -16,14 +16,14 @@ KILL_MARGIN_S = 7.0
 
 
 class Supervisor:
-    """`on_event` is told in one line what happened; `is_ready` whether a process that has just ended was ready."""
+    """`on_event` is told in one line what happened; `was_ready`: whether a process that has just ended ever was."""
 
-    def __init__(self, is_ready: Callable[[Supervised], bool], on_event: Callable[[str], None]) -> None:
+    def __init__(self, was_ready: Callable[[Supervised], bool], on_event: Callable[[str], None]) -> None:
         self.processes: list[Supervised] = []
         self.has_started = False
         """Set once the instance is complete: from then on, one of several equal processes may be given up."""
         self._num_early_ends = 0
-        self._is_ready = is_ready
+        self._was_ready = was_ready
         self._on_event = on_event
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,16 +85,14 @@ class Supervisor:
             await asyncio.gather(*(process.stop(drain_timeout_s + KILL_MARGIN_S) for process in group))
 
     async def _keep(self, process: Supervised) -> None:
-        num_short_lives = 0
+        restarts = Restarts()
         while True:
             code = await process.wait()
             lifetime_s = time.monotonic() - process.started_at
             reason = process.last_line()
-            was_ready = self._is_ready(process)
-            num_short_lives = 0 if is_stable(lifetime_s, was_ready) else num_short_lives + 1
-            has_served = was_ready and self.has_started
-            delay_s = None if code == EXIT_CONFIG else next_delay(num_short_lives, has_served=has_served)
-            if delay_s is None:
+            was_ready = self._was_ready(process)
+            delay_s = restarts.delay_after(lifetime_s, was_ready=was_ready, is_complete=self.has_started)
+            if delay_s is None or code == EXIT_CONFIG:
                 self._give_up(process, code, reason)
                 return
             process.phase = "restarting"

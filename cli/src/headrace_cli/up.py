@@ -93,7 +93,7 @@ class _Instance:
         self._data_dir = data_dir
         self._url = base_url(settings.host, settings.port)
         self._view = FleetView()
-        self._supervisor = Supervisor(self._view.is_ready, display.say)
+        self._supervisor = Supervisor(self._view.was_ready, display.say)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._state = "starting"
