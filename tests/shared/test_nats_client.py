@@ -8,6 +8,7 @@ import pytest
 
 from headrace_shared.broker import NatsServer
 from headrace_shared.nats_client import DirectClient, Incoming, _Reader
+from tests.patience import PATIENCE_S
 from tests.shared.bus_helpers import pause, until
 
 pytestmark = pytest.mark.nats
@@ -107,6 +108,35 @@ def test_messages_are_found_however_they_are_cut(size: int) -> None:
     assert stream.data == b"PING\r\nINFO {}\r\n+OK\r\n-ERR 'x'\r\n"
 
 
+@pytest.mark.parametrize("odd", [b"\xff", b"a\x0bb", b"a\x0cb", b"\xc2\xa0", b"\x00"])
+def test_a_subject_may_hold_any_bytes(odd: bytes) -> None:
+    """The broker lets them pass, and an error here would cost the connection."""
+    got: list[Incoming] = []
+    reader = _Reader(Stream(), {1: got.append})
+    reader.data_received(b"MSG a.%b 1 1\r\nx\r\nMSG a 1 back.%b 1\r\ny\r\nMSG b 1 0\r\n\r\n" % (odd, odd))
+    text = odd.decode(errors="replace")
+    assert got == [(f"a.{text}", "", b"x", {}), ("a", f"back.{text}", b"y", {}), ("b", "", b"", {})]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"NATS/1.0\r\nStatus: 404\r\n\r\n",
+        b"NATS/1.0 404 No Messages\r\nNats-Sequence: 3\r\n\r\n",
+        b"NATS/1.0\nStatus: 503\r\n\r\n",
+        b"\xff\x00 404\r\n\r\n",
+        b"NATS/1.0 4\r\n\r\n",
+        b"\r\n",
+        b"",
+    ],
+)
+def test_only_the_server_itself_tells_a_status(headers: bytes) -> None:
+    """What was stored with one would end the reading of a stream."""
+    got: list[Incoming] = []
+    _Reader(Stream(), {1: got.append}).data_received(_with_headers(b"a 1", headers, b"x"))
+    assert [(message.status, message.data) for message in got] == [("", b"x")]
+
+
 async def test_nothing_comes_to_who_has_left(client: DirectClient) -> None:
     got: list[bytes] = []
 
@@ -168,3 +198,31 @@ async def test_what_cannot_be_sent_is_refused(client: DirectClient) -> None:
     with pytest.raises(nats.errors.ConnectionClosedError):
         client.listen("x", lambda _: None)
     client.forget(1)
+
+
+async def test_nothing_is_sent_on_a_socket_that_is_closed_before_nats_py_knows_it(client: DirectClient) -> None:
+    client.send("x", b"", None, "")
+    assert client._socket is not None
+    client._socket.abort()
+    assert client.is_connected
+    with pytest.raises(nats.errors.ConnectionClosedError):
+        client.send("x", bytes(100_000), None, "")
+    with pytest.raises(nats.errors.ConnectionClosedError):
+        client.listen("x", lambda _: None)
+    await asyncio.sleep(0)  # what had been gathered is not written
+
+
+async def test_the_end_is_told_after_a_ping_of_nats_py_too(nats_server: NatsServer) -> None:
+    """It sends one each hour, and counted it as unsent: at the end it waited for a socket that was broken."""
+    ended = asyncio.Event()
+
+    async def on_closed() -> None:
+        ended.set()
+
+    client = DirectClient()
+    await client.connect(nats_server.url, allow_reconnect=False, pending_size=0, closed_cb=on_closed)
+    await client._send_ping()
+    await until(lambda: client._pongs_received)
+    assert client._socket is not None
+    client._socket.abort()
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)

@@ -12,7 +12,7 @@ from headrace_shared.fleet_messages import Telemetry
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.service import Service
 from headrace_shared.telemetry import STARTED_AT
-from headrace_shared.twins import NUM_WORDS, TwinWatch
+from headrace_shared.twins import MAX_TWINS, NUM_WORDS, TwinWatch
 from tests.patience import PATIENCE_S
 
 OWN = 1_000.0
@@ -32,17 +32,24 @@ def word(started_at: float, state: str = "ready") -> Message:
         ([word(OWN + 5.0)] * 9, False),
         ([word(OWN)] * 9, False),
         ([word(0.0)] * 9, False),
-        ([word(OWN - 5.0), word(OWN - 4.0)] * 9, False),
+        ([word(OWN - 5.0), word(OWN - 4.0)] * NUM_WORDS, True),
+        ([word(OWN - 5.0), word(OWN + 4.0)] * NUM_WORDS, True),
+        ([word(OWN - 1.0 - number) for number in range(9)] * (NUM_WORDS - 1), False),
+        ([word(OWN - 1.0 - number) for number in range(1000)] * NUM_WORDS, False),
         ([Message("_INBOX_worker.twins.worker-1", b"junk", {})] * 9, False),
     ],
-    ids=["older", "about to end", "drains", "younger", "itself", "an old version", "no one in particular", "junk"],
+    ids=[
+        *("older", "about to end", "drains", "younger", "itself", "an old version"),
+        *("two older", "an older one of two", "predecessors", "no one in particular", "junk"),
+    ],
 )
 def test_who_gives_way(words: list[Message], gives_way: bool) -> None:
     gone: list[bool] = []
     watch = TwinWatch(OWN, lambda: gone.append(True))
     for each in words:
         watch.on_telemetry(each)
-    assert gone == [True] * gives_way
+    assert bool(gone) is gives_way
+    assert len(watch._num_heard) <= MAX_TWINS
 
 
 async def test_of_two_services_the_later_one_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,9 @@ from headrace_shared.errors import PayloadTooLarge
 HEADER_ROOM = 64 * 1024
 """The broker counts headers as payload: this much of its limit is kept for them."""
 
+MAX_SUBJECT_BYTES = 2048
+"""The broker hangs up on a line of more than 4 KiB, and a line may hold two subjects."""
+
 _SUBJECT = re.compile(r"[^\s\x00-\x20.*>]+(?:\.[^\s\x00-\x20.*>]+)*")
 _HEADER_KEY = re.compile(r"[!-9;-~]+")
 
@@ -33,7 +36,10 @@ def is_out_of_a_stream(headers: Mapping[str, str]) -> bool:
 
 
 def check_subject(subject: str) -> None:
-    """Raises ValueError for empty tokens, wildcards and white space: a fault of ours, or an unchecked name."""
+    """Raises ValueError for empty tokens, wildcards, white space and great length: a fault of ours, or an unchecked
+    name."""
+    if len(subject.encode()) > MAX_SUBJECT_BYTES:
+        raise ValueError(f"subject of {len(subject)} characters: {subject[:80]!r}...")
     if _SUBJECT.fullmatch(subject) is None:
         raise ValueError(f"malformed subject {subject!r}")
 

@@ -214,9 +214,11 @@ class NatsBus:
         return watch
 
     async def close(self) -> None:
-        for watch in list(self._watches):
-            await watch.close()
-        await asyncio.gather(self._core.close(), self._store.close())
+        try:
+            for watch in list(self._watches):
+                await watch.close()
+        finally:
+            await asyncio.gather(self._core.close(), self._store.close())
 
     async def _patiently(self, call: Callable[[], Awaitable[None]]) -> None:
         """For calls that may be repeated."""

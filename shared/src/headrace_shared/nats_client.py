@@ -9,6 +9,7 @@ end of the connection are left to nats-py. Two of its methods that are not publi
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,13 +28,17 @@ class Incoming(NamedTuple):
     @property
     def status(self) -> str:
         """Of a message from the server itself, else empty."""
-        return self.headers.get("Status", "")
+        return self.headers.get(_STATUS, "")
 
 
 NO_HEADERS: Mapping[str, str] = {}
 MAX_GATHERED_BYTES = 64 * 1024
 """More is written at once."""
 _END = b"\r\n"
+_STATUS = "Status"
+_STATUS_LINE = re.compile(rb"NATS/1\.0 +(\d{3}) *(.*)", re.DOTALL)
+_STORED = "Nats-Sequence"
+"""A header of what is read out of a stream, which is never of the server itself."""
 
 
 class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has no types
@@ -45,11 +50,12 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
         """By the number of the subscription."""
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
+        self._socket: asyncio.Transport | None = None
 
     async def connect(self, *arguments: Any, **options: Any) -> None:
         await super().connect(*arguments, **options)
-        transport = self._writer.transport
-        transport.set_protocol(_Reader(transport.get_protocol(), self._handlers))
+        self._socket = socket = self._writer.transport
+        socket.set_protocol(_Reader(socket.get_protocol(), self._handlers))
 
     @property
     def unsent_bytes(self) -> int:
@@ -78,7 +84,7 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
         return int(self._sid)
 
     def forget(self, subscription: int) -> None:
-        if self._handlers.pop(subscription, None) is not None and self.is_connected:
+        if self._handlers.pop(subscription, None) is not None and self._is_open:
             self._write(f"UNSUB {subscription}\r\n".encode())
 
     def abort(self) -> None:
@@ -91,8 +97,13 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
     def _writer(self) -> Any:
         return getattr(self._transport, "_io_writer", None)
 
+    @property
+    def _is_open(self) -> bool:
+        """nats-py learns a moment later that its socket is closed, and uvloop lets nobody write to such a one."""
+        return self.is_connected and self._socket is not None and not self._socket.is_closing()
+
     def _write(self, command: bytes) -> None:
-        if not self.is_connected:
+        if not self._is_open:
             raise nats.errors.ConnectionClosedError
         if not self._gathered:
             asyncio.get_running_loop().call_soon(self._write_gathered)
@@ -103,7 +114,7 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
 
     def _write_gathered(self) -> None:
         commands = self._take_gathered()
-        if commands and self.is_connected:
+        if commands and self._is_open:
             self._transport.write(b"".join(commands))
 
     def _take_gathered(self) -> list[bytes]:
@@ -113,11 +124,13 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
     # What nats-py calls.
 
     async def _send_command(self, cmd: bytes, priority: bool = False) -> None:
-        if self.is_connected:
+        if self._is_open:
             self._write(cmd)
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
         self._write_gathered()
+        # It counts its own ping, which it has written; at the end it would wait for it, on a socket that may be broken.
+        self._pending_data_size = 0
 
 
 class _Reader(asyncio.Protocol):
@@ -139,7 +152,7 @@ class _Reader(asyncio.Protocol):
                 ends = begins + int(data[data.rindex(b" ", start, end) : end])
                 if len(data) < ends + len(_END):
                     break
-                self._deliver(data[start:end].split(), data[begins:ends])
+                self._deliver(data[start:end].split(b" "), data[begins:ends])
                 start = ends + len(_END)
             else:
                 self._stream.data_received(data[start:begins])
@@ -147,7 +160,8 @@ class _Reader(asyncio.Protocol):
         self._rest = data[start:]
 
     def _deliver(self, line: list[bytes], data: bytes) -> None:
-        """`line`: MSG <subject> <number> [reply-to] <size>, or HMSG and the size of the headers before that of all."""
+        """`line`: MSG <subject> <number> [reply-to] <size>, or HMSG and the size of the headers before that of all.
+        Subjects may hold any bytes but blanks and line ends: what others send must not cost us the connection."""
         handler = self._handlers.get(int(line[2]))
         if handler is None:  # it was on its way when we unsubscribed
             return
@@ -155,8 +169,8 @@ class _Reader(asyncio.Protocol):
         if line[0] == b"HMSG":
             size, num_sizes = int(line[-2]), 2
             headers, data = _headers_of(data[:size]), data[size:]
-        reply_to = line[3].decode() if len(line) > 3 + num_sizes else ""
-        handler(Incoming(line[1].decode(), reply_to, data, headers))
+        reply_to = line[3].decode(errors="replace") if len(line) > 3 + num_sizes else ""
+        handler(Incoming(line[1].decode(errors="replace"), reply_to, data, headers))
 
     def eof_received(self) -> bool | None:
         kept_open: bool | None = self._stream.eof_received()
@@ -173,13 +187,17 @@ class _Reader(asyncio.Protocol):
 
 
 def _headers_of(block: bytes) -> dict[str, str]:
-    """`NATS/1.0[ <status>[ <description>]]`, and below it a line for each header."""
+    """`NATS/1.0[ <status>[ <description>]]`, and below it a line for each header. Whoever stores a message may write
+    there what he likes, but not a status."""
     first, *lines = block.split(_END)
-    _, _, told = first.decode(errors="replace").partition(" ")
-    status, _, description = told.strip().partition(" ")
-    headers = {"Status": status, "Description": description} if status else {}
+    headers = {}
     for line in lines:
         name, colon, value = line.decode(errors="replace").partition(":")
         if colon:
             headers[name.strip()] = value.strip()
+    headers.pop(_STATUS, None)
+    told = _STATUS_LINE.match(first)
+    if told is not None and _STORED not in headers:
+        status, description = (part.decode(errors="replace") for part in told.groups())
+        headers = {_STATUS: status, "Description": description, **headers}
     return headers

@@ -51,7 +51,6 @@ class NatsConnection:
         self._replies: dict[str, ReplyHandler] = {}
         self._subscriptions: list[NatsSubscription] = []
         self._outbox = Outbox(self._link.send, self._is_backed_up, self.echo)
-        self._is_closing = False
 
     @property
     def is_connected(self) -> bool:
@@ -72,14 +71,13 @@ class NatsConnection:
 
     async def close(self) -> None:
         """Sends what is queued (bounded by CLOSE_TIMEOUT_S) and disconnects. Idempotent."""
-        if self._is_closing:
-            return
-        self._is_closing = True
-        if self.is_connected:
-            with contextlib.suppress(TimeoutError, BusUnavailable, OutcomeUnknown):
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self.flush()
-        await self._link.close()
+        try:
+            if self.is_connected:
+                with contextlib.suppress(TimeoutError, BusUnavailable, OutcomeUnknown):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await self.flush()
+        finally:
+            await self._link.close()
 
     async def flush(self) -> None:
         """Returns when the broker has dealt with all that was published. Raises BusUnavailable, OutcomeUnknown."""
@@ -96,10 +94,10 @@ class NatsConnection:
         self._outbox.start()
 
     async def link_down(self) -> None:
-        await self._outbox.stop()
         replies, self._replies = self._replies, {}
         for handler in replies.values():
             handler(None)
+        await self._outbox.stop()
 
     def link_restored(self) -> None:
         self._on_restored()

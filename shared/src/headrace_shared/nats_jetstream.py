@@ -32,6 +32,8 @@ PULL_GRACE_S = 0.5
 ACK_TIMEOUT_S = 2.0
 MAX_PULL_S = 30.0
 RETRY_S = 0.1
+MAX_TOLD = 200
+"""Characters of a subject that is none: it may be of any length."""
 MAX_WAITING = 4096
 """Pulls that may wait at one consumer."""
 
@@ -238,7 +240,7 @@ class JetStream:
 
     async def acknowledge(self, ack_subject: str) -> None:
         if not is_ack_subject(ack_subject):
-            raise BusRefused(f"no message is settled by {ack_subject!r}")
+            raise BusRefused(f"no message is settled by {ack_subject[:MAX_TOLD]!r}")
         try:
             await self._connection.request(ack_subject, b"+ACK", timeout_s=ACK_TIMEOUT_S)
         except (BusUnavailable, OutcomeUnknown):
@@ -256,7 +258,7 @@ class JetStream:
 
     def _tell(self, ack_subject: str, data: bytes) -> None:
         if not is_ack_subject(ack_subject):
-            log.error("no message is settled by this", subject=ack_subject)
+            log.error("no message is settled by this", subject=ack_subject[:MAX_TOLD])
             return
         try:
             self._connection.publish(ack_subject, data)

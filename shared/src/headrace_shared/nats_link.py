@@ -38,6 +38,8 @@ SUSPECT_MISSES = 2
 DEAD_MISSES = 7
 """Nearly two intervals: the client is dropped and replaced."""
 DISPOSE_TIMEOUT_S = 1.0
+SHORT_LIVED_S = 1.0
+"""After a client that lived no longer there is a pause: what ended it may be waiting for the next one."""
 WARNING_INTERVAL_S = 10.0
 """Between two warnings of what the broker refuses."""
 
@@ -56,7 +58,9 @@ class LinkUser(Protocol):
         """On each new client, before it counts as connected: subscribe again."""
         ...
 
-    async def link_down(self) -> None: ...
+    async def link_down(self) -> None:
+        """Does what it must before it waits: the wait may be cancelled."""
+        ...
 
     def link_restored(self) -> None:
         """After an outage, or when messages were dropped."""
@@ -104,9 +108,11 @@ class NatsLink:
         self._keeper = asyncio.create_task(self._keep(), name=f"nats-{self._options.name}")
 
     async def close(self) -> None:
-        if self._keeper is not None:
-            await end(self._keeper)
-        await self._drop_client()
+        try:
+            if self._keeper is not None:
+                await end(self._keeper)
+        finally:
+            await self._drop_client()
         if self._leftovers:
             await asyncio.wait(self._leftovers, timeout=DISPOSE_TIMEOUT_S)
 
@@ -149,8 +155,11 @@ class NatsLink:
         """Watches the client and replaces it, for ever."""
         try:
             while True:
+                began_at = time.monotonic()
                 await self._watch_until_lost()
                 await self._drop_client()
+                if time.monotonic() - began_at < SHORT_LIVED_S:
+                    await asyncio.sleep(random.uniform(MIN_RETRY_S, MAX_RETRY_S))
                 await self._establish(math.inf)
                 log.info("connected to the broker again", connection=self._options.name)
                 self._user.link_restored()
@@ -232,25 +241,30 @@ class NatsLink:
         if loaded.signer is not None:
             # nats-py's own way to a key needs a library of its own for what is one signature.
             client._public_nkey = loaded.signer.public_key
-        await client.connect(
-            server,
-            name=options.name,
-            user=identity.user or None,
-            password=identity.password or None,
-            signature_cb=loaded.signer,
-            tls=loaded.tls,
-            tls_handshake_first=loaded.tls is not None,
-            closed_cb=on_client_closed,
-            error_cb=self._on_error,
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=MIN_RETRY_S,
-            connect_timeout=ATTEMPT_TIMEOUT_S,
-            # Ours is the only watchdog.
-            ping_interval=3600,
-            pending_size=0,
-            skip_subject_validation=True,
-        )
+        try:
+            await client.connect(
+                server,
+                name=options.name,
+                user=identity.user or None,
+                password=identity.password or None,
+                signature_cb=loaded.signer,
+                tls=loaded.tls,
+                tls_handshake_first=loaded.tls is not None,
+                closed_cb=on_client_closed,
+                error_cb=self._on_error,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=MIN_RETRY_S,
+                connect_timeout=ATTEMPT_TIMEOUT_S,
+                # Ours is the only watchdog.
+                ping_interval=3600,
+                pending_size=0,
+                skip_subject_validation=True,
+            )
+        except (OSError, nats.errors.Error):
+            raise
+        except Exception as error:  # it expects no greeting that is cut, or of something else than a broker
+            raise BusUnavailable(f"no broker's greeting: {error!r}") from error
         header_room = min(HEADER_ROOM, client.max_payload // 8)
         self.max_data, self.max_headers = client.max_payload - header_room, header_room
         self.subscribe(self._alive_subject, lambda message: None)
@@ -259,11 +273,10 @@ class NatsLink:
         self._is_up = True
 
     async def _drop_client(self) -> None:
-        """The client and all it holds are gone."""
+        """The client and all it holds are gone, even if this is cancelled."""
         client, self._client, self._is_up = self._client, None, False
         if client is None:
             return
-        await self._user.link_down()
         # A plain close waits until a hung peer has read all, and then the unsent bytes would still execute.
         # AttributeError: of asyncio before 3.11.3, for an encrypted connection that is closed already.
         with contextlib.suppress(AttributeError):
@@ -271,6 +284,7 @@ class NatsLink:
         task = asyncio.create_task(_close_client(client))
         self._leftovers.add(task)
         task.add_done_callback(self._leftovers.discard)
+        await self._user.link_down()
         await asyncio.wait([task], timeout=DISPOSE_TIMEOUT_S)
 
     async def _on_error(self, error: Exception) -> None:

@@ -59,12 +59,12 @@ class Outbox:
     async def stop(self) -> None:
         """Forgets what is queued."""
         task, self._task = self._task, None
-        if task is not None:
-            await end(task)
         self._queue.clear()
         self._num_bytes = 0
         self._filled.clear()
         self._emptied.set()
+        if task is not None:
+            await end(task)
 
     async def flush(self) -> None:
         """Returns when all is handed over."""

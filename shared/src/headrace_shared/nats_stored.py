@@ -17,7 +17,7 @@ def message_of(told: Mapping[str, Any]) -> Message:
 
 def _headers_of(block: bytes) -> dict[str, str]:
     """As they are stored: a line that tells the version, then `key: value` lines."""
-    lines = (line.partition(":") for line in block.decode().split("\r\n")[1:])
+    lines = (line.partition(":") for line in block.decode(errors="replace").split("\r\n")[1:])
     return {key: value.strip() for key, colon, value in lines if colon}
 
 

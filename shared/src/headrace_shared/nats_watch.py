@@ -68,6 +68,7 @@ class Watch:
         self._broken = asyncio.Event()
         """Something was missed, or may have been."""
         self._ready = asyncio.Event()
+        self._is_closed = False
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -82,8 +83,12 @@ class Watch:
         except asyncio.CancelledError:
             await self.close()
             raise
+        if self._is_closed:
+            raise BusUnavailable(f"closed while {self._bucket} was read")
 
     async def close(self) -> None:
+        self._is_closed = True
+        self._ready.set()
         self._on_close(self)
         if self._task is not None:
             await end(self._task)

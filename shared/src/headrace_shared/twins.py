@@ -15,6 +15,8 @@ from headrace_shared.telemetry import STARTED_AT
 
 NUM_WORDS = 3
 """Of a twin, until it is believed: it lives."""
+MAX_TWINS = 16
+"""Whose words are counted; of more, those who spoke last."""
 
 ENDING = ("draining", "leaving")
 
@@ -27,6 +29,7 @@ class TwinWatch:
         self._started_at = started_at
         self._give_way = give_way
         self._num_heard: dict[float, int] = {}
+        """By when they were started, who spoke last at the end."""
 
     def on_telemetry(self, message: Message) -> None:
         """Under our own id."""
@@ -37,9 +40,11 @@ class TwinWatch:
         started_at = telemetry.gauges.get(STARTED_AT, 0.0)
         if not started_at or started_at == self._started_at or telemetry.state in ENDING:
             return
-        # Of several, the two latest words count.
-        self._num_heard = {started_at: self._num_heard.get(started_at, 0) + 1}
-        if self._num_heard[started_at] == NUM_WORDS:
+        num_heard = self._num_heard.pop(started_at, 0) + 1
+        self._num_heard[started_at] = num_heard
+        if len(self._num_heard) > MAX_TWINS:
+            del self._num_heard[next(iter(self._num_heard))]
+        if num_heard == NUM_WORDS:
             if started_at < self._started_at:
                 self._give_way()
             else:
