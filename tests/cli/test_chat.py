@@ -1,11 +1,13 @@
 """`headrace chat` against an HTTP server with written answers."""
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from headrace_cli import chat_command
 from headrace_cli.commands import run
 from tests.http_double import SilentHandler, served, url_of
 
@@ -132,6 +134,17 @@ def test_addresses_as_other_clients_want_them(server: Server, given: str, scheme
     url = given.format(scheme + server.url.removeprefix("http://"))
     assert run(["chat", "--url", url, "--quick", "hi"]) == 0
     assert len(server.asked) == 1
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is frozen: the kernel takes connections for it."""
+    monkeypatch.setattr(chat_command, "QUESTION_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert run(["chat", "--url", url]) == 1
+    assert capsys.readouterr().err.startswith(f"headrace chat: {url} does not answer: timed out; ")
 
 
 def test_no_model_yet(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

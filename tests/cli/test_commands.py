@@ -340,3 +340,11 @@ def test_ctrl_c_during_an_import_is_neither_told_in_pages_nor_lost(tmp_path: Pat
     command = [sys.executable, "-P", "-m", "headrace_cli", "up"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_broker_that_is_not_there_is_one_line() -> None:
+    """What connections say of their attempts is for services' logs."""
+    command = [sys.executable, "-P", "-m", "headrace_cli", "keys", "list", "--json", "--nats-url", "nats://127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("headrace keys: the broker does not answer: no broker at nats://127.0.0.1:1")

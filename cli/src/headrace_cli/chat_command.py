@@ -15,6 +15,8 @@ from headrace_cli.router_client import router_client
 from headrace_cli.settings import ChatSettings
 from headrace_shared.settings import load_settings
 
+QUESTION_S = 10.0
+"""Longest wait for what is no answer of a model."""
 MAX_TURNS = 1000
 """Messages kept of a conversation; the oldest are forgotten first."""
 
@@ -117,7 +119,7 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def _first_model(client: httpx.Client) -> str:
-    response = client.get("/v1/models")
+    response = client.get("/v1/models", timeout=QUESTION_S)
     if response.status_code != 200:
         raise _error_of(response)
     try:

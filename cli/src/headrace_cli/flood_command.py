@@ -157,7 +157,7 @@ async def _ask(client: HttpClient, method: str, path: str, body: bytes, url: str
         async with asyncio.timeout(ASK_TIMEOUT_S):
             await client.send(method, path, body, answer)
     except (OSError, TimeoutError, ConnectionBroken) as error:
-        problem = f"{url or path} does not answer: {error or type(error).__name__}"
+        problem = f"{url or path} does not answer: {str(error) or type(error).__name__}"
         raise CommandError(problem, "start it with `headrace up` or name another with --url") from error
     return answer.status, bytes(answer.body)
 

@@ -5,6 +5,7 @@ begins it just ends us.
 """
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,9 @@ def main() -> None:
             stream.reconfigure(errors="replace")
 
     def before_start() -> None:
+        if "structlog" in sys.modules:  # commands tell what goes wrong themselves, and nothing else
+            structlog = import_module("structlog")
+            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         if has_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

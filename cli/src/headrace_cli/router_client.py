@@ -19,7 +19,7 @@ def router_client(url: str, api_key: str, timeout: httpx.Timeout) -> Iterator[ht
     except httpx.InvalidURL as error:
         raise CommandError(f"--url {url}: {error}") from error
     except httpx.HTTPError as error:
-        problem = f"{url} does not answer: {error or type(error).__name__}"
+        problem = f"{url} does not answer: {str(error) or type(error).__name__}"
         raise CommandError(problem, "start it with `headrace up` or name another with --url") from error
 
 

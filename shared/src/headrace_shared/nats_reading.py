@@ -102,7 +102,7 @@ class StreamReader:
         if len(messages) < FEW or len(messages) == limit:
             return messages
         start, left = messages[-1].stream_sequence + 1, None if limit is None else limit - len(messages)
-        last = await self.last(stream, subject)
+        last = await self._unwrapped(stream, {"last_by_subj": subject})
         if last is None:  # gone meanwhile, or the broker knows no last one of such a pattern
             return messages + await self._chain(stream, subject, start, None, left)
         end = last.stream_sequence
