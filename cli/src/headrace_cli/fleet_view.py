@@ -1,6 +1,7 @@
 """What the services say about themselves on the bus, by service id."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from headrace_shared.fleet_messages import Hello, WorkerState
 from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY
 
 NOT_READY = ("", "starting", "loading", "draining", "stopping", "leaving")
+SILENT_S = 10.0
+"""Services speak every second."""
 MAX_SERVICES = 1000
 """Ids remembered; the oldest are forgotten first."""
 
@@ -44,8 +47,10 @@ class ServiceView(NamedTuple):
 
 
 class FleetView:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._views: dict[str, ServiceView] = {}
+        self._heard_at: dict[str, float] = {}
         self._subscriptions: list[Subscription] = []
 
     async def start(self, bus: Bus) -> None:
@@ -60,6 +65,12 @@ class FleetView:
 
     def of(self, service_id: str) -> ServiceView:
         return self._views.get(service_id, ServiceView())
+
+    def shown_state(self, service_id: str) -> str:
+        """As it said, unless that is long ago: it is frozen, or cut off from the broker. Empty: it has said nothing
+        yet."""
+        state, heard_at = self.of(service_id).state, self._heard_at.get(service_id)
+        return "silent" if heard_at is not None and self._clock() - heard_at > SILENT_S else state
 
     def was_ready(self, process: Supervised) -> bool:
         """In its current life, whatever it said last: who fails may say that it leaves. The broker says nothing here:
@@ -90,5 +101,7 @@ class FleetView:
         before = self._views.pop(service_id, None)
         was_ready = view.is_ready or (before is not None and before.was_ready)
         self._views[service_id] = view._replace(was_ready=was_ready)
+        self._heard_at[service_id] = self._clock()
         while len(self._views) > MAX_SERVICES:
-            del self._views[next(iter(self._views))]
+            oldest = next(iter(self._views))
+            del self._views[oldest], self._heard_at[oldest]

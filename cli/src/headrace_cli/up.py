@@ -256,7 +256,7 @@ class _Instance:
         return Row(process.spec.name, self._state_of(process), self._view.of(process.id).loading)
 
     def _state_of(self, process: Supervised) -> str:
-        said = self._view.of(process.id).state
+        said = self._view.shown_state(process.id)
         return said if process.phase == "running" and said else process.phase
 
     def _write_state(self) -> None:
