@@ -109,3 +109,7 @@ async def test_what_is_not_to_be_read_directly_is_read_in_envelopes(bus: NatsBus
     _, direct = readers(bus)
     assert [message.data for message in await direct.newest("OLD", "old.*")] == [b"22", b"23"]
     assert [message.data for message in await direct.read("OLD", "old.*", 2)] == [b"0", b"1"]
+    last = await direct.last("OLD", "old.1")
+    assert last is not None and last.data == b"23"
+    assert await direct.last("OLD", "old.2") is None
+    assert await direct.holds("OLD", 1) and not await direct.holds("OLD", 99)

@@ -6,6 +6,7 @@ it directly could have it said anywhere; that is why most users may not (`broker
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
@@ -28,8 +29,9 @@ FEW = 8
 T = TypeVar("T")
 
 
-class _NotDirectly(Exception):
-    """Nobody answers for the stream: it is not to be read so, or nobody leads it."""
+class _NotDirectly(BusUnavailable):
+    """Nobody answers for the stream: an earlier version has made it, and no scheduler has changed it yet; or nobody
+    leads it."""
 
 
 class StreamReader:
@@ -42,14 +44,18 @@ class StreamReader:
 
     async def holds(self, stream: str, sequence: int) -> bool:
         # Only the stream's leader surely knows that a message is gone; but its answer would hold one that is there.
-        if self._is_direct and not (await self._ask_directly(stream, {"seq": sequence})).status:
-            return True
+        with contextlib.suppress(_NotDirectly):
+            if self._is_direct and not (await self._ask_directly(stream, {"seq": sequence})).status:
+                return True
         return await self._unwrapped(stream, {"seq": sequence}) is not None
 
     async def last(self, stream: str, subject: str) -> Message | None:
         if not self._is_direct:
             return await self._unwrapped(stream, {"last_by_subj": subject})
-        reply = await self._ask_directly(stream, {"last_by_subj": subject})
+        try:
+            reply = await self._ask_directly(stream, {"last_by_subj": subject})
+        except _NotDirectly:
+            return await self._unwrapped(stream, {"last_by_subj": subject})
         return None if reply.status == "404" else stored_message(reply)
 
     async def read(self, stream: str, subject: str, limit: int | None, from_sequence: int = 1) -> list[Message]:
@@ -63,7 +69,7 @@ class StreamReader:
             count = BATCH_MESSAGES if limit is None else min(BATCH_MESSAGES, limit - len(messages))
             try:
                 batch, is_end = await self._read_batch(stream, subject, sequence, count)
-            except _NotDirectly:  # a stream as an earlier version has made it, until a scheduler changes it
+            except _NotDirectly:
                 return await self._read_envelopes(stream, subject, limit, from_sequence)
             messages += batch
             if is_end or not batch:
@@ -144,6 +150,8 @@ class StreamReader:
         call, ask = f"$JS.API.DIRECT.GET.{stream}", json.dumps(which).encode()
         try:
             return await self._api.connection.request(call, ask, timeout_s=self._api.timeout_s)
+        except BusUnavailable as error:
+            raise _NotDirectly(str(error)) from error
         except OutcomeUnknown as error:
             raise BusUnavailable(str(error)) from error
 
