@@ -5,8 +5,8 @@ admission order fill the rest of the token budget. There are no phases; a sequen
 prompt goes before those of a higher rank, which the scheduler gives it, and one that takes more than one iteration
 leaves half of each to shorter ones behind it: so no long prompt keeps a short one waiting, nor the reverse.
 
-An iteration that decodes is held up by the prompts in it. Long prompts therefore come in smaller chunks beside decodes
-(`pacing.py`).
+An iteration that decodes is held up by the prompts in it. Beside decodes long prompts therefore come in smaller chunks,
+and so do all where the processor is slow (`pacing.py`).
 
 With an engine that verifies drafts, what is left of the budget goes to guesses at the tokens after the next one: those
 that turn out to be what is sampled come for little more than the price of one. Since sampling is a function of logits
@@ -52,7 +52,9 @@ class Composer:
     def _add_prompts(self, parts: list[Part], prompts: list[LoopSequence], budget: int, places: int) -> int:
         """`prompts`: in the order in which they are computed. Returns what is left of the budget."""
         num_long = sum(self._pacer.is_long(sequence.num_uncached) for sequence in prompts)
+        num_decoding = len(parts)
         long_budget = self._pacer.allowance(num_long) if parts else budget
+        short_budget = most_short = self._pacer.short_allowance(num_decoding) if parts else budget
         lowest = _rank(prompts[0]) if prompts else 0
         # Whoever goes first gets its token when the iteration ends, so those behind must not make it long.
         behind_budget = self._facts.tokens_per_iteration // BEHIND_SHARE
@@ -61,10 +63,10 @@ class Composer:
         for position, sequence in enumerate(prompts):
             if not budget or not places:
                 break
-            most = budget
-            if sequence.num_left > budget:
-                most -= _whole_tokens(prompts[position + 1 :], budget // 2)
             is_long = self._pacer.is_long(sequence.num_uncached)
+            most = budget if is_long else min(budget, short_budget)
+            if most and sequence.num_left > most:
+                most -= _whole_tokens(prompts[position + 1 :], most // 2)
             if is_long:
                 most = min(most, long_budget)
             is_behind = _rank(sequence) > lowest
@@ -77,11 +79,15 @@ class Composer:
             if most and (part := sequence.next_slice(self._facts.block_size, most)) is not None:
                 parts.append((sequence, part))
                 budget -= part.num_tokens
-                long_budget -= part.num_tokens if is_long else 0
+                if is_long:
+                    long_budget -= part.num_tokens
+                else:
+                    short_budget -= part.num_tokens
                 behind_budget -= part.num_tokens if is_behind else 0
                 scored_budget -= len(part.targets)
                 embedded_places -= sequence.wants_embedding
                 places -= 1
+        self._pacer.composed(num_decoding, most_short - short_budget)
         return budget
 
     def _with_drafts(self, parts: list[Part], budget: int) -> list[Part]:

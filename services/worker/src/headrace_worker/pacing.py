@@ -1,15 +1,27 @@
-"""How much of a long prompt joins an iteration in which others decode. Pure.
+"""How much of the prompts joins an iteration in which others decode. Pure.
 
 Each of those who decode waits for the whole iteration, so a prompt of thousands of tokens would stall them for as many
 iterations as it takes. A long prompt's chunk is therefore cut to what lengthens an iteration by at most `slowdown`, as
 measured lately. Where several long prompts wait, prompts are what the worker is busy with: then the bound grows
 fourfold with each, until nothing of the throughput is given away.
+
+Short prompts together are cut where an iteration full of them takes too long, as on slow processors: to what lasts
+`SHORT_S`, or `SHORT_ITERATIONS` times as long as decoding alone, if that is more (each further iteration reads all
+weights again, which must stay a small part of it). But never to less than `SHORT_HEADROOM` times what has lately come
+of them for each token generated: else ever more of those who could decode would wait with their prompts.
 """
+
+import math
 
 FIRST_CHUNK = 16
 """While it is not known what a token of a prompt costs; and the least chunk, so that a prompt always gets on."""
 LONG_TOKENS = 1024
-"""Shorter prompts are computed at full speed; nor is one long that fits into an iteration."""
+"""Shorter prompts are not long; nor is one that fits into an iteration."""
+SHORT_S = 0.1
+SHORT_ITERATIONS = 4.0
+SHORT_HEADROOM = 1.5
+LATELY = 1024
+"""Tokens that are generated in the meantime."""
 GROWTH = 4
 _NEW = 0.125
 """Weight of a new measurement."""
@@ -17,7 +29,7 @@ _NEW = 0.125
 
 class Pacer:
     def __init__(self, slowdown: float, tokens_per_iteration: int) -> None:
-        """`slowdown`: 1.5 lets an iteration take half as long again; 0 is no bound."""
+        """`slowdown`: 1.5 lets an iteration take half as long again; 0 is no bound, of short prompts neither."""
         self._slowdown = slowdown
         self._tokens_per_iteration = tokens_per_iteration
         self._long = max(LONG_TOKENS, tokens_per_iteration)
@@ -25,6 +37,8 @@ class Pacer:
         """Duration of an iteration that only decodes."""
         self._token_s: float | None = None
         """What each token of a prompt adds to it."""
+        self._share = 0.0
+        """Tokens of short prompts for each token generated."""
 
     def is_long(self, num_tokens: int) -> bool:
         """Of the tokens of a prompt that are to be computed."""
@@ -39,6 +53,20 @@ class Pacer:
             chunk = max(FIRST_CHUNK, int((self._slowdown - 1.0) * self._decode_s / self._token_s))
         growth: int = GROWTH ** min(num_long - 1, 8)
         return min(self._tokens_per_iteration, chunk * growth)
+
+    def short_allowance(self, num_decoding: int) -> int:
+        """Most tokens of all other prompts together in the next iteration, in which so many decode."""
+        if not self._slowdown or self._decode_s is None or not self._token_s:
+            return self._tokens_per_iteration
+        by_time = max(SHORT_S, SHORT_ITERATIONS * self._decode_s) / self._token_s
+        by_balance = SHORT_HEADROOM * self._share * num_decoding
+        return min(self._tokens_per_iteration, max(FIRST_CHUNK, int(max(by_time, by_balance))))
+
+    def composed(self, num_decoding: int, num_short_tokens: int) -> None:
+        """What an iteration consists of, but for long prompts."""
+        share = self._share * math.exp(-num_decoding / LATELY) + num_short_tokens / LATELY
+        # Where nobody decodes nothing is forgotten.
+        self._share = min(share, self._tokens_per_iteration)
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, elapsed_s: float) -> None:
         """An iteration is over."""
