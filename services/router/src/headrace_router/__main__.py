@@ -2,6 +2,9 @@
 
 import sys
 
+import headrace_shared.plain_logs  # noqa: F401 - first
+
+# isort: split
 from headrace_router.allocator import bound_allocator, bound_tokenizers
 from headrace_router.service import RouterService
 from headrace_router.settings import RouterSettings

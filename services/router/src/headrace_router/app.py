@@ -12,9 +12,9 @@ from headrace_router.authentication import Authentication
 from headrace_router.bodies import ClientGone
 from headrace_router.browser_guard import BrowserGuard
 from headrace_router.dashboard.pages import make_dashboard_router
+from headrace_router.description import DESCRIPTION_PATH, Description
 from headrace_router.http_errors import error_response
 from headrace_router.http_observer import HttpObserver
-from headrace_router.openapi import describe
 from headrace_router.routes import Parts, make_router, straight_calls
 from headrace_router.straight_calls import StraightCalls
 from headrace_shared.errors import BusError, InvalidRequest, RequestError
@@ -25,7 +25,9 @@ def make_app(parts: Parts) -> FastAPI:
     # No redirects: they would lead to whatever host the client named.
     # No telemetry of its own: it would see each send of a stream, and put what clients wrote into its logs.
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-    app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
+    app = FastAPI(
+        title="Headrace", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off
+    )
     app.include_router(make_router(parts))
     for more in parts.more:
         app.include_router(more)
@@ -37,7 +39,8 @@ def make_app(parts: Parts) -> FastAPI:
     # The outermost: it sees refusals too.
     tracing = parts.traces.tracing if parts.traces is not None else None
     app.add_middleware(HttpObserver, metrics=parts.metrics, tracing=tracing)
-    describe(app.openapi())
+    app.state.description = Description(app)
+    app.add_route(DESCRIPTION_PATH, app.state.description.answer, include_in_schema=False)
     for kind in (RequestError, BusError, Exception):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -55,7 +58,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     path = str(request.scope["path"])
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        problem = InvalidRequest(f"There is no {path[:128]}{_meant(path, request.app)}", code="not_found")
+        problem = InvalidRequest(
+            f"There is no {path[:128]}{_meant(path, request.app.state.description)}", code="not_found"
+        )
     elif error.status_code == 405:
         problem = InvalidRequest(f"{request.method} is not allowed here.", code="method_not_allowed")
         headers["Allow"] = ", ".join(sorted({headers.get("Allow", ""), *_methods(path, request.app)} - {""}))
@@ -70,10 +75,10 @@ def _methods(path: str, app: FastAPI) -> set[str]:
     return {method.upper() for known, methods in described if compile_path(known)[0].match(path) for method in methods}
 
 
-def _meant(path: str, app: FastAPI) -> str:
+def _meant(path: str, description: Description) -> str:
     """What was meant by a client whose base address lacks /v1, or has it once too often."""
     close = {f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")} - {path}
-    known = sorted(close & app.openapi()["paths"].keys())
+    known = sorted(close & description.paths)
     return f"; did you mean {known[0]}?" if known else "."
 
 

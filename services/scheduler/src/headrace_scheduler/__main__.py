@@ -2,6 +2,9 @@
 
 import sys
 
+import headrace_shared.plain_logs  # noqa: F401 - first
+
+# isort: split
 from headrace_scheduler.service import SchedulerService
 from headrace_scheduler.settings import SchedulerSettings
 from headrace_shared.service import Service, run_service

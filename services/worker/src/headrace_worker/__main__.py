@@ -2,6 +2,9 @@
 
 import sys
 
+import headrace_shared.plain_logs  # noqa: F401 - first
+
+# isort: split
 from headrace_shared.errors import ConfigError
 from headrace_shared.service import Service, run_service
 from headrace_shared.service_bus import service_bus
