@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from headrace_router.http_protocol import BoundedHttpProtocol
 from headrace_router.settings import RouterSettings
@@ -131,6 +132,13 @@ async def test_a_path_with_a_part_too_many_or_too_few_is_answered_with_the_right
     reply = await router.client.post(path, json={})
     assert_refused(reply, 404, code="not_found")
     assert reply.json()["error"]["message"].endswith(meant)
+
+
+async def test_neither_a_start_nor_an_unknown_path_makes_the_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FastAPI, "openapi", None)
+    async with running_router(says("ok")) as router:
+        reply = await router.client.post("/chat/completions", json={})
+        assert_refused(reply, 404, code="not_found")
 
 
 async def test_a_declared_body_over_the_limit_is_refused_before_it_is_read(router: Router) -> None:

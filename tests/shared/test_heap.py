@@ -1,5 +1,7 @@
 """Which memory is put into huge pages."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from headrace_shared.heap import HUGE_PAGE, dense_regions, gather_heap
@@ -48,3 +50,14 @@ def test_what_is_in_memory_stays_as_it_was() -> None:
     assert not smaps.exists() or list(dense_regions(smaps.read_text()))
     gather_heap()
     assert all(value == bytes([number % 256]) * 1000 for number, value in enumerate(values))
+
+
+def test_the_collector_works_again_when_imports_are_over() -> None:
+    script = """
+import gc
+from headrace_shared.heap import kept_from_collector
+with kept_from_collector():
+    assert not gc.isenabled()
+assert gc.isenabled() and gc.get_freeze_count() > 1000
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)

@@ -6,6 +6,7 @@ from importlib import import_module
 
 from headrace_cli.errors import CommandError
 from headrace_shared.errors import ConfigError
+from headrace_shared.heap import kept_from_collector
 from headrace_shared.settings import EXIT_CONFIG
 
 COMMANDS = {
@@ -49,7 +50,9 @@ def run(argv: Sequence[str], before_start: Callable[[], None] = lambda: None) ->
         return EXIT_CONFIG
     try:
         # Imported only now, since each command pays for its own libraries.
-        command: Callable[[Sequence[str]], int] = import_module(f"headrace_cli.{name.replace('-', '_')}_command").run
+        with kept_from_collector():
+            module = import_module(f"headrace_cli.{name.replace('-', '_')}_command")
+        command: Callable[[Sequence[str]], int] = module.run
         before_start()
         return command(rest)
     except ConfigError as error:

@@ -32,7 +32,7 @@ from headrace_shared.common_settings import CommonSettings
 from headrace_shared.errors import BusError, ConfigError, HeadraceError
 from headrace_shared.fleet_messages import Telemetry
 from headrace_shared.health import HealthServer
-from headrace_shared.heap import gather_heap, keep_heap
+from headrace_shared.heap import gather_heap, keep_heap, keep_imports
 from headrace_shared.logs import configure_logging
 from headrace_shared.settings import EXIT_CONFIG
 from headrace_shared.subjects import telemetry_subject
@@ -182,6 +182,7 @@ def run_service(
 ) -> int:
     """Runs a service in this process; returns its exit code. A service with a web server of its own needs no
     `serve_health`."""
+    keep_imports()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_supervise(body, name, settings, serve_health))

@@ -2,7 +2,7 @@
 
 import sys
 
-import headrace_shared.plain_logs  # noqa: F401 - first
+import headrace_shared.lean_imports  # noqa: F401 - first
 
 # isort: split
 from headrace_scheduler.service import SchedulerService

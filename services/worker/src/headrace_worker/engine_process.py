@@ -21,7 +21,7 @@ import msgspec
 
 from headrace_shared import codec
 from headrace_shared.errors import ConfigError
-from headrace_shared.heap import keep_heap
+from headrace_shared.heap import keep_heap, kept_from_collector
 from headrace_shared.messages import (
     Admission,
     BlockId,
@@ -184,7 +184,8 @@ def _fill(frames: Iterator[bytes], inbox: "queue.Queue[ToEngine | AdapterRead]")
 
 
 def main() -> int:
-    from headrace_worker.parallel.loading import load  # torch: only this process pays for it
+    with kept_from_collector():
+        from headrace_worker.parallel.loading import load  # torch: only this process pays for it
 
     return run(load, sys.argv[1:])
 
