@@ -14,10 +14,11 @@ from headrace_router.generation import Generation, Limits
 from headrace_router.inflight import InFlightTable
 from headrace_router.prompt import Prompt
 from headrace_router.settings import RouterSettings
+from headrace_shared.bus import Handler
 from headrace_shared.errors import BusUnavailable, OutcomeUnknown, Overloaded, PayloadTooLarge, QueueFull
-from headrace_shared.memory_bus import MemoryBroker, MemoryBus
+from headrace_shared.memory_bus import MemoryBroker, MemoryBus, MemorySubscription
 from headrace_shared.messages import Request, RequestId, RouterId, SamplingParams, StopParams
-from headrace_shared.subjects import CANCELS, TOKENS, requests_stream
+from headrace_shared.subjects import ALL_HELLOS, ALL_TELEMETRY, CANCELS, TOKENS, requests_stream
 from tests.byte_model import MODEL, byte_level_tokenizer
 from tests.router.support import running_router, says, until
 
@@ -224,6 +225,29 @@ async def test_a_broker_that_is_connected_and_stores_nothing_makes_the_router_un
         is_full = False
         assert (await router.client.post("/v1/completions", json=body)).status_code == 200
         assert (await router.client.get("/health")).status_code == 200
+
+
+class _Unlucky(MemoryBus):
+    """Its broker goes away each time that one of the router's own tasks begins to listen."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.failures = {ALL_HELLOS: 2, ALL_TELEMETRY: 1}
+
+    async def subscribe(self, subject: str, handler: Handler) -> MemorySubscription:
+        if self.failures.get(subject, 0):
+            self.failures[subject] -= 1
+            raise BusUnavailable("the connection broke before the answer came")
+        return await super().subscribe(subject, handler)
+
+
+async def test_a_broker_that_goes_away_while_a_router_begins_does_not_end_it() -> None:
+    broker = MemoryBroker()
+    bus = _Unlucky(broker)
+    async with running_router(says("ok"), buses=(bus, MemoryBus(broker))) as router:
+        reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
+        assert reply.status_code == 200
+        await until(lambda: not any(bus.failures.values()))
 
 
 async def test_while_the_queue_is_in_doubt_one_tries_and_nobody_else_waits_for_it() -> None:

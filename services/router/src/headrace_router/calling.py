@@ -1,5 +1,6 @@
 """Puts together what takes calls from their bodies to the queue, and what becomes of them back to their clients."""
 
+import math
 import time
 
 from headrace_router.accounts import Accounts
@@ -31,6 +32,7 @@ from headrace_router.tokenization import PromptPool, load_encoder
 from headrace_router.unattended import Unattended
 from headrace_shared.bus import Bus
 from headrace_shared.messages import RouterId
+from headrace_shared.patience import patiently
 from headrace_shared.service import Service
 from headrace_shared.subjects import CANCELS, TOKENS, requests_stream
 from headrace_shared.telemetry import NUM_IN_FLIGHT
@@ -107,10 +109,13 @@ class Calling:
     def spawn(self, service: Service) -> None:
         """All that goes on beside calls."""
         service.spawn(self._streams.run(), "streams")
-        service.spawn(self.models.follow(self._bus, lambda card: load_encoder(card, self._templates.learn)), "models")
+        service.spawn(patiently(self._follow_models, math.inf), "models")
         service.spawn(self._watch.run(), "queue-watch")
         service.spawn(self.accounts.run(), "accounts")
         service.spawn(self._attachments.run(), "attachments")
+
+    async def _follow_models(self) -> None:
+        await self.models.follow(self._bus, lambda card: load_encoder(card, self._templates.learn))
 
     async def close(self) -> None:
         await self._unattended.close()
