@@ -14,9 +14,13 @@ from headrace_cli.probe import generate
         (200, {"usage": {"completion_tokens": 0}}, "HTTP 200"),
         (403, {"error": {}}, "HTTP 403"),
         (500, {"error": {}}, "HTTP 500"),
+        (503, {"error": {"code": "wait_too_long"}}, None),
+        (429, {"error": {"code": "queue_full"}}, None),
+        (503, {"error": {"code": "unavailable"}}, "HTTP 503"),
+        (503, {"error": {"code": "no_worker"}}, "HTTP 503"),
     ],
 )
-async def test_a_router_that_wants_keys_is_ready_and_one_that_fails_is_not(
+async def test_a_router_that_wants_keys_or_is_busy_is_ready_and_one_that_fails_is_not(
     status: int, body: dict[str, object], problem: str | None
 ) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(status, json=body))

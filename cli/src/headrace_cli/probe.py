@@ -3,7 +3,11 @@
 import httpx
 
 TIMEOUT_S = 60.0
+GRACE_S = 5.0
+"""For the router to say itself that the time is up."""
 MAX_TOKENS = 1
+BUSY = frozenset({"queue_full", "wait_too_long", "deadline_unreachable"})
+"""Codes of refusals for the sake of what waits already."""
 
 
 def base_url(host: str, port: int) -> str:
@@ -15,12 +19,16 @@ def base_url(host: str, port: int) -> str:
 
 
 async def generate(client: httpx.AsyncClient, url: str, model: str) -> str | None:
-    """Has one token generated. None if it worked, or if the router answers nobody without an API key: there may be none
-    yet. Else why not, in one line."""
+    """Has one token generated. None if it worked, if the router answers nobody without an API key (there may be none
+    yet), or if it refuses for what waits already: the queue outlives an instance, and may be long when the next begins.
+    Else why not, in one line."""
     body = {"model": model, "prompt": "Hello", "max_tokens": MAX_TOKENS, "temperature": 0}
     try:
-        response = await client.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT_S)
+        headers = {"Headrace-Timeout": f"{TIMEOUT_S:g}"}
+        response = await client.post(f"{url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT_S + GRACE_S)
         if response.status_code == 401:
+            return None
+        if response.status_code in (429, 503, 529) and response.json()["error"]["code"] in BUSY:
             return None
         if response.status_code == 200 and response.json()["usage"]["completion_tokens"] >= 1:
             return None
