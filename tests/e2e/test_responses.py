@@ -114,6 +114,22 @@ async def test_calls_and_their_results(one: AsyncOpenAI, other: AsyncOpenAI) -> 
     assert again.output_text == "It is sunny."
 
 
+async def test_a_call_with_malformed_arguments_is_no_end_of_a_conversation(one: AsyncOpenAI) -> None:
+    """Models write such; what they wrote comes back, from the store and from clients."""
+    arguments = '{"city": Rome}'
+    asked: dict[str, Any] = {"model": MODEL, "tools": [WEATHER]}
+    first = await one.responses.create(
+        input=says(f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'), **asked
+    )
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert call.arguments == arguments
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "These were no JSON."}
+    ask: Any = {"role": "user", "content": says("Sorry.")}
+    kept = await one.responses.create(input=[result, ask], previous_response_id=first.id, **asked)
+    told = await one.responses.create(input=[call.model_dump(exclude_none=True), result, ask], **asked)
+    assert kept.output_text == told.output_text == "Sorry."
+
+
 async def test_a_background_response(one: AsyncOpenAI, other: AsyncOpenAI) -> None:
     made = await one.responses.create(model=MODEL, input=says(TEXT * 4), background=True)
     assert made.status == "queued"

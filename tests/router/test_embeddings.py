@@ -309,6 +309,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+async def test_who_embeds_has_asked_for_no_token() -> None:
+    async with running_router(embed) as router:
+        message = (await ask(router, input=[5] * CONTEXT)).json()["error"]["message"]
+        assert "requested" not in message and f"the input has {CONTEXT} tokens" in message
+        assert (await ask(router, input=[5] * (CONTEXT - 1))).status_code == 200
+
+
 async def test_bad_fields_are_named_and_nothing_is_queued() -> None:
     async with running_router(embed) as router:
         for fields, param in BAD:

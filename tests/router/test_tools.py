@@ -24,6 +24,10 @@ def asked(template: str = "{{ tools }} <tool_call>", **fields: Any) -> Tools:
     return tools_of(parse_body(ChatBody, json.dumps(body).encode()), template)
 
 
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tool(name) for name in names]}}
+
+
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
@@ -42,6 +46,10 @@ NAMED = {"type": "function", "function": {"name": "f"}}
         ({"tools": [tool("g")], "tool_choice": NAMED}, "tool_choice.function.name"),
         ({"tools": [tool()], "tool_choice": "maybe"}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [tool()], "tool_choice": allowed("f", mode="none")}, "tool_choice.allowed_tools"),
+        ({"tools": [tool()], "tool_choice": allowed("g")}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allowed("f")}, "tool_choice"),
     ],
 )
 def test_what_is_refused_names_the_field(fields: dict[str, Any], param: str) -> None:
@@ -59,6 +67,14 @@ def test_auto_leaves_the_model_free() -> None:
     assert free.form is None and free.use is not None
     assert (free.use.format, free.use.names, free.use.is_parallel) == (CallFormat.TAGGED, ("f", "g"), False)
     assert [each["function"]["name"] for each in free.described] == ["f", "g"]
+
+
+def test_only_allowed_tools_are_there() -> None:
+    three = [tool("f"), tool("g"), tool("h")]
+    some = asked(tools=three, tool_choice=allowed("h", "f", "unknown"))
+    assert some == asked(tools=[three[0], three[2]])
+    enforced = asked(tools=three, tool_choice=allowed("g", mode="required"))
+    assert enforced == asked(tools=[three[1]], tool_choice="required")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,10 @@ def encode_inputs(model: ServedModel, inputs: list[str] | list[list[int]], param
     except InvalidRequest as error:
         if error.param != "prompt":
             raise
-        raise InvalidRequest(error.message.replace("'prompt'", "'input'"), param="input", code=error.code) from None
+        message = error.message.replace("'prompt'", "'input'").replace("the prompt has", "the input has")
+        # Its one token is ours: the client has asked for none.
+        message = message.replace("1 token was requested", "room for 1 token is needed behind it")
+        raise InvalidRequest(message, param="input", code=error.code) from None
 
 
 def _inputs(body: CompletionBody) -> list[str] | list[list[int]]:

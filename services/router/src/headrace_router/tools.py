@@ -64,9 +64,15 @@ def tools_of(body: ChatBody, template: str) -> Tools:
             raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
         return NO_TOOLS
     functions = _functions(body.tools)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        choice, wanted = _allowed(choice.get("allowed_tools"))
+        functions = {name: schema for name, schema in functions.items() if name in wanted}
+        if not functions:
+            param = "tool_choice.allowed_tools.tools"
+            raise InvalidRequest(f"'{param}' allows none of 'tools'.", param=param)
     if choice == "none":
         return NO_TOOLS
-    known = described(body.tools)
+    known = [tool for tool in described(body.tools) if tool["function"]["name"] in functions]
     is_parallel = body.parallel_tool_calls is not False
     names = tuple(functions)
     if choice in (None, "auto"):
@@ -121,12 +127,25 @@ def _functions(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
     return functions
 
 
+def _allowed(given: Any) -> tuple[str, set[str]]:
+    """(as a choice among these functions, their names)"""
+    fields = given if isinstance(given, Mapping) else {}
+    mode, tools = fields.get("mode"), fields.get("tools")
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        param = "tool_choice.allowed_tools"
+        raise InvalidRequest(f"'{param}' must have a 'mode', 'auto' or 'required', and 'tools'.", param=param)
+    functions = [tool.get("function") for tool in tools if isinstance(tool, Mapping)]
+    return mode, {str(function.get("name")) for function in functions if isinstance(function, Mapping)}
+
+
 def _named(choice: Any) -> str:
     if isinstance(choice, Mapping) and choice.get("type") == "function" and isinstance(choice.get("function"), Mapping):
         name = choice["function"].get("name")
         if isinstance(name, str):
             return name
-    raise InvalidRequest("'tool_choice' must be 'none', 'auto', 'required' or a named function.", param="tool_choice")
+    raise InvalidRequest(
+        "'tool_choice' must be 'none', 'auto', 'required', a named function or allowed tools.", param="tool_choice"
+    )
 
 
 def _calls_schema(functions: Mapping[str, dict[str, Any]], is_parallel: bool) -> dict[str, Any]:

@@ -137,11 +137,13 @@ def fit(num_prompt_tokens: int, params: ValidParams, card: ModelCard, param: str
 def context_exceeded(
     context: int, shown: str, num_prompt_tokens: int, max_tokens: int | None, param: str
 ) -> InvalidRequest:
-    requested = f"{max_tokens} tokens" if max_tokens else "at least 1 token"
+    wanted = "at least 1 token is needed for an answer" if not max_tokens else f"{max_tokens} tokens were requested"
+    if max_tokens == 1:
+        wanted = "1 token was requested"
     total = num_prompt_tokens + (max_tokens or 1)
     message = (
         f"This model's maximum context length is {context} tokens. However, the prompt has {shown} tokens and "
-        f"{requested} were requested, {total} in total."
+        f"{wanted}, {total} in total."
     )
     return InvalidRequest(message, param=param, code=CONTEXT_EXCEEDED)
 
