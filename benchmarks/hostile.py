@@ -8,6 +8,7 @@ turns, so that a change of the machine's speed meets both. What is compared must
 - The streams are out of step in both. Streams that begin together stay together while nobody disturbs them, and their
   prompts then fall into the few iterations in which nobody waits for a next token; among others' requests they drift
   apart, and each one's new prompt is in the others' iterations. So each begins with an answer of another length.
+  After a stream's first answer its prompt is cached but for a few tokens: what grows is not the streams' own prompts.
 - The attackers are one process from before the first phase until after the last, which has read its modules, and
   written its bodies, before it counts; on this machine it gets only what others leave of the cores, since in truth it
   has its own. It makes up for what it was late: `attacks_a_second` tells whether they came at the rate that was asked.
