@@ -28,9 +28,16 @@ struct Sums {
     }
 };
 
+void copy_row(const Sums& all, const Sums& split, int row, int head_dim) {
+    std::copy_n(split.from(row, head_dim).mixed, head_dim, all.from(row, head_dim).mixed);
+    all.greatest[row] = split.greatest[row];
+    all.total[row] = split.total[row];
+}
+
 // Adds a later split's sums of one row to those before it. Never inlined: two copies could round differently.
 [[gnu::noinline]] void merge_row(const Sums& all, const Sums& split, int row, int head_dim) {
     if (split.total[row] == 0.0f) return;
+    if (all.total[row] == 0.0f) return copy_row(all, split, row, head_dim);
     const float greatest = std::max(all.greatest[row], split.greatest[row]);
     const float old_scale = exp2(splat(all.greatest[row] - greatest))[0];
     const float new_scale = exp2(splat(split.greatest[row] - greatest))[0];
@@ -89,11 +96,12 @@ class Worker {
                                    ((item.first_head + head) * group_ + row % group_) * dim;
             Chunk::load_queries(query_rows_, num_rows, dim, own_queries_ + head * query_size);
         }
-        if (item.partial < 0) all_.clear(num_rows * item.num_heads(), dim);
         for (int split = item.first_split; split < item.last_split; ++split) {
             locate(item, split);
             const Rows rows{num_rows, group_, num_positions(sequences_, item) - item.num_queries - split * kSplit};
-            const Sums sums = item.partial < 0 ? split_ : partial(item.partial + split - item.first_split);
+            // Of the first split every row sees something.
+            const Sums first = split == 0 ? all_ : split_;
+            const Sums sums = item.partial < 0 ? first : partial(item.partial + split - item.first_split);
             for (int head = 0; head < item.num_heads(); ++head) {
                 float* scores = scores_ + head * num_rows * kScoreStride;
                 Chunk::score(own_queries_ + head * query_size, rows, of_head(item.first_head + head), ahead_, dim, packed_,
@@ -105,7 +113,7 @@ class Worker {
             for (int head = 0; head < item.num_heads(); ++head)
                 Chunk::mix(scores_ + head * num_rows * kScoreStride, rows, of_head(item.first_head + head), ahead_, dim,
                            packed_, sums.mixed + static_cast<std::int64_t>(head) * num_rows * dim);
-            if (item.partial < 0)
+            if (item.partial < 0 && split > 0)
                 for (int row = 0; row < num_rows * item.num_heads(); ++row) merge_row(all_, split_, row, dim);
         }
         if (item.partial < 0) write(item, num_rows);
@@ -159,27 +167,29 @@ class Worker {
             const Ints lanes = Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
             return lanes + first < visible ? values : splat(unseen);
         };
-        alignas(64) float scaled[kSplit];
+        alignas(64) float copied[Chunk::kInPlace ? 1 : kSplit];
+        const float* const source = Chunk::kInPlace ? scores : copied;
         Floats even = splat(kNothing), odd = even;
         const auto compare = [&](Floats first, Floats second, int at) {
-            store(scaled + at, first);
-            store(scaled + at + kLanes, second);
+            if constexpr (!Chunk::kInPlace) {
+                store(copied + at, first);
+                store(copied + at + kLanes, second);
+            }
             even = first > even ? first : even;
             odd = second > odd ? second : odd;
         };
-        for (int at = 0; at < whole; at += kStep)
-            compare(load(scores + at) * scale, load(scores + at + kLanes) * scale, at);
+        for (int at = 0; at < whole; at += kStep) compare(load(scores + at), load(scores + at + kLanes), at);
         if (whole < visible)
-            compare(masked(load(scores + whole) * scale, whole, kNothing),
-                    masked(load(scores + whole + kLanes) * scale, whole + kLanes, kNothing), whole);
-        const float greatest = maximum(even > odd ? even : odd);
+            compare(masked(load(scores + whole), whole, kNothing),
+                    masked(load(scores + whole + kLanes), whole + kLanes, kNothing), whole);
+        const float greatest = maximum(even > odd ? even : odd) * scale;
         even = odd = splat(0.0f);
         const auto put = [&](Floats first, Floats second, int at) {
             even += first;
             odd += second;
             Chunk::put(first, second, scores, at);
         };
-        const auto weight = [&](int at) { return exp2<T>(load(scaled + at) - greatest); };
+        const auto weight = [&](int at) { return exp2<T>(load(source + at) * scale - greatest); };
         for (int at = 0; at < whole; at += kStep) put(weight(at), weight(at + kLanes), at);
         if (whole < visible)
             put(masked(weight(whole), whole, 0.0f), masked(weight(whole + kLanes), whole + kLanes, 0.0f), whole);

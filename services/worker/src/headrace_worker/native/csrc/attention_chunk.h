@@ -2,7 +2,8 @@
 // instruction; bfloat16 tiles with the matrix unit. Each has
 //   load_queries  rows of head_dim -> its own layout, once for all splits
 //   score         scores[row][kScoreStride] = query . keys, of all positions; the rest is anything
-//   put           weights of 32 positions from `at` on into what was a row of scores
+//   put           weights of 32 positions from `at` on into what was a row of scores; kInPlace: not beyond the scores of the
+//                 same positions
 //   mix           mixed[row][head_dim] = weights[row] . values; weights are 0 where nothing is seen
 // Score and mix tell Ahead how many keys and values they use. Rows that see nothing of a split may get anything. Positions
 // beyond the split's are never read into a result: they may hold NaN.
@@ -59,6 +60,7 @@ template <class T>
 struct FloatChunk {
     using Query = float;
     using Packed = float;
+    static constexpr bool kInPlace = true;
 
     static std::size_t query_size(int num_rows, int head_dim) { return static_cast<std::size_t>(num_rows) * head_dim; }
     static std::size_t packed_size(int head_dim) { return static_cast<std::size_t>(head_dim) * kChunk; }

@@ -80,12 +80,14 @@ inline void put_pairs(Floats first, Floats second, bf16* target, bf16* rest) {
     store(rest + kLanes, second - rounded<bf16>(second));
 }
 
+// Weights are rounded to bfloat16, as the results are; `MatrixChunk` keeps what the rounding takes off, which costs it little.
 struct PairChunk {
     using Query = bf16;
     using Packed = std::uint32_t;
+    static constexpr bool kInPlace = true;  // of weights of bfloat16, which take the first half of a row of scores
 
     static std::size_t query_size(int num_rows, int head_dim) { return static_cast<std::size_t>(num_rows) * head_dim; }
-    static std::size_t packed_size(int head_dim) { return static_cast<std::size_t>(head_dim / 2) * kChunk; }
+    static std::size_t packed_size(int head_dim) { return static_cast<std::size_t>(head_dim / 2) * kSplit; }
 
     static void load_queries(const bf16* const* rows, int num_rows, int head_dim, Query* target) {
         for (int row = 0; row < num_rows; ++row)
@@ -100,83 +102,113 @@ struct PairChunk {
                 pack_keys(chunk, position, head_dim, packed + position, kChunk);
             }
             in_groups(rows.first_row(start), rows.count, [&]<int Count>(int row) {
-                score_rows<Count>(queries + row * head_dim, head_dim, packed, scores + row * kScoreStride + start);
+                const auto* own = queries + row * head_dim;
+                float* target = scores + row * kScoreStride + start;
+                const int seen = rows.visible(row + Count - 1, split.count) - start;
+                if (seen > 3 * kLanes) return score_rows<Count, 4>(own, head_dim, packed, target);
+                if (seen > 2 * kLanes) return score_rows<Count, 3>(own, head_dim, packed, target);
+                if (seen > kLanes) return score_rows<Count, 2>(own, head_dim, packed, target);
+                score_rows<Count, 1>(own, head_dim, packed, target);
             });
         }
     }
     static void put(Floats first, Floats second, float* row, int at) {
-        auto* halves = reinterpret_cast<bf16*>(row + at);
-        put_pairs(first, second, halves, halves + 2 * kLanes);
+        const auto pairs = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+        std::memcpy(reinterpret_cast<bf16*>(row) + at, &pairs, sizeof pairs);
     }
     static void mix(const float* weights, const Rows& rows, const KeysValues<bf16>& split, Ahead<bf16>& ahead, int head_dim,
                     Packed* packed, float* mixed) {
-        for (int start = 0; start < split.count; start += kChunk) {
-            const auto chunk = split.chunk(start);
-            for (int position = 0; position < chunk.count; position += kAheadStep) {
-                ahead.use_rows(kAheadStep);
-                pack_values(chunk, position, std::min(position + kAheadStep, chunk.count), 0, head_dim,
-                            packed + position / 2 * head_dim);
+        // Only what does not lie in pairs, and the last positions if they do not fill their place, is packed.
+        const int whole = split.paired ? split.count / kLanes * kLanes : 0;
+        for (int position = whole; position < split.count; position += kAheadStep) {
+            ahead.use_rows(kAheadStep);
+            pack_values(split, position, std::min(position + kAheadStep, split.count), 0, head_dim,
+                        packed + position / 2 * head_dim);
+        }
+        int used = 0;
+        const auto values_at = [&](int position) {
+            if (position < whole && position >= used) {
+                ahead.use_rows(kLanes);
+                used = position + kLanes;
             }
+            return position < whole ? reinterpret_cast<const Packed*>(split.value(position)) : packed + position / 2 * head_dim;
+        };
+        // By parts of the split that stay in the first-level cache.
+        for (int start = 0; start < split.count; start += kChunk)
             in_groups(rows.first_row(start), rows.count, [&]<int Count>(int row) {
-                const auto* own = reinterpret_cast<const bf16*>(weights + row * kScoreStride + start);
+                const auto* own = reinterpret_cast<const bf16*>(weights + row * kScoreStride);
+                const int seen = rows.visible(row + Count - 1, split.count);
+                const int end = std::min(start + kChunk, seen);
                 float* target = mixed + row * head_dim;
                 int d = 0;
-                for (; d + 64 <= head_dim; d += 64)
-                    mix_rows<Count, 4>(own, chunk.count, head_dim, packed + d, target + d, start == 0);
-                for (; d < head_dim; d += 32)
-                    mix_rows<Count, 2>(own, chunk.count, head_dim, packed + d, target + d, start == 0);
+                for (; d + 64 <= head_dim; d += 64) mix_rows<Count, 4>(own, start, end, head_dim, values_at, d, target + d);
+                for (; d < head_dim; d += 32) mix_rows<Count, 2>(own, start, end, head_dim, values_at, d, target + d);
             });
-        }
     }
 
   private:
     static constexpr int kWeightStride = 2 * kScoreStride;  // in bfloat16
+    static constexpr int kMostRows = 6;                     // 24 sums, 4 columns and a pair fit the 32 registers
 
     template <class Body>
     static void in_groups(int first, int last, Body&& body) {
-        for (; first + 4 <= last; first += 4) body.template operator()<4>(first);
-        if (last - first == 3) return body.template operator()<3>(first);
-        if (last - first == 2) return body.template operator()<2>(first);
-        if (last - first == 1) return body.template operator()<1>(first);
+        for (; first + kMostRows <= last; first += kMostRows) body.template operator()<kMostRows>(first);
+        switch (last - first) {
+            case 5:
+                return body.template operator()<5>(first);
+            case 4:
+                return body.template operator()<4>(first);
+            case 3:
+                return body.template operator()<3>(first);
+            case 2:
+                return body.template operator()<2>(first);
+            case 1:
+                return body.template operator()<1>(first);
+        }
     }
     static __m512bh pair_of(const bf16* values) {
         std::int32_t pair;
         std::memcpy(&pair, values, sizeof pair);
         return (__m512bh)_mm512_set1_epi32(pair);
     }
-    template <int Rows>
+    // To be kept in a register: the compiler had rather load it again for each row.
+    static __m512bh loaded(const Packed* from) {
+        auto words = _mm512_loadu_si512(from);
+        asm("" : "+v"(words));
+        return (__m512bh)words;
+    }
+    template <int Rows, int Parts>
     static void score_rows(const Query* queries, int head_dim, const Packed* keys, float* scores) {
-        __m512 sums[Rows][4] = {};
+        __m512 sums[Rows][Parts] = {};
         for (int d = 0; d < head_dim; d += 2) {
-            __m512bh columns[4];
-            for (int part = 0; part < 4; ++part)
-                columns[part] = (__m512bh)_mm512_loadu_si512(keys + d / 2 * kChunk + part * kLanes);
+            __m512bh columns[Parts];
+            for (int part = 0; part < Parts; ++part) columns[part] = loaded(keys + d / 2 * kChunk + part * kLanes);
             for (int row = 0; row < Rows; ++row) {
                 const auto pair = pair_of(queries + row * head_dim + d);
-                for (int part = 0; part < 4; ++part) sums[row][part] = _mm512_dpbf16_ps(sums[row][part], pair, columns[part]);
+                for (int part = 0; part < Parts; ++part) sums[row][part] = _mm512_dpbf16_ps(sums[row][part], pair, columns[part]);
             }
         }
         for (int row = 0; row < Rows; ++row)
-            for (int part = 0; part < 4; ++part) _mm512_storeu_ps(scores + row * kScoreStride + part * kLanes, sums[row][part]);
+            for (int part = 0; part < Parts; ++part) _mm512_storeu_ps(scores + row * kScoreStride + part * kLanes, sums[row][part]);
     }
-    template <int Rows, int Parts>
-    static void mix_rows(const bf16* weights, int count, int head_dim, const Packed* values, float* mixed, bool is_first) {
+    // Positions [start, end) of components [d, d + 16 * Parts).
+    template <int Rows, int Parts, class ValuesAt>
+    static void mix_rows(const bf16* weights, int start, int end, int head_dim, ValuesAt&& values_at, int d, float* mixed) {
         __m512 totals[Rows][Parts];
         for (int row = 0; row < Rows; ++row)
             for (int part = 0; part < Parts; ++part)
-                totals[row][part] =
-                    is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(mixed + row * head_dim + part * kLanes);
-        for (int position = 0; position < count; position += 2) {
-            __m512bh columns[Parts];
-            for (int part = 0; part < Parts; ++part)
-                columns[part] = (__m512bh)_mm512_loadu_si512(values + position / 2 * head_dim + part * kLanes);
-            for (int row = 0; row < Rows; ++row) {
-                const bf16* own = weights + row * kWeightStride + position / 32 * 64 + position % 32;
-                const auto pair = pair_of(own);
-                const auto rest = pair_of(own + 32);
-                for (int part = 0; part < Parts; ++part) {
-                    totals[row][part] = _mm512_dpbf16_ps(totals[row][part], pair, columns[part]);
-                    totals[row][part] = _mm512_dpbf16_ps(totals[row][part], rest, columns[part]);
+                totals[row][part] = start == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(mixed + row * head_dim + part * kLanes);
+        for (int first = start; first < end; first += kLanes) {
+            const auto* values = values_at(first) + d;
+            const bf16* own = weights + first;
+            const int count = std::min(kLanes, end - first);
+            for (int position = 0; position < count; position += 2, values += head_dim, own += 2) {
+                __m512bh columns[Parts];
+                for (int part = 0; part < Parts; ++part) columns[part] = loaded(values + part * kLanes);
+                for (int row = 0; row < Rows; ++row) {
+                    const auto pair = pair_of(own + row * kWeightStride);
+                    for (int part = 0; part < Parts; ++part)
+                        totals[row][part] = _mm512_dpbf16_ps(totals[row][part], pair, columns[part]);
                 }
             }
         }

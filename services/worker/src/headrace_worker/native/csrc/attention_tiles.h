@@ -14,6 +14,7 @@ namespace headrace {
 struct MatrixChunk {
     using Query = bf16;  // few rows: [head_dim / 2][16][2], pairs of components; many: [rows][head_dim]
     using Packed = std::uint32_t;
+    static constexpr bool kInPlace = false;
 
     static std::size_t query_size(int num_rows, int head_dim) {
         return static_cast<std::size_t>(num_rows + 15) / 16 * 16 * head_dim;

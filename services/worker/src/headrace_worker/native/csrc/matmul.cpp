@@ -26,7 +26,7 @@ void multiply_block(const bf16* x, std::int64_t stride, Blocks& blocks, int num_
         const bf16* columns_of[Tiles];
         for (int tile = 0; tile < Tiles; ++tile) columns_of[tile] = blocks.block(tile, step);
         for (int pair = 0; pair < kInputStep / 2; ++pair) {
-            blocks.template ask<Tiles>(pair);
+            blocks.template ask<Tiles, Rows>(pair);
 #ifdef HEADRACE_BF16_DOT
             __m512bh columns[Tiles];
             for (int tile = 0; tile < Tiles; ++tile)
@@ -52,7 +52,14 @@ void multiply_block(const bf16* x, std::int64_t stride, Blocks& blocks, int num_
         }
     }
     for (int row = 0; row < Rows; ++row)
-        for (int tile = 0; tile < Tiles; ++tile) store(products + row * kPanel + tile * kTile, (Floats)sums[row][tile]);
+        for (int tile = 0; tile < Tiles; ++tile) {
+            float* target = products + row * kPanel + tile * kTile;
+#ifdef HEADRACE_BF16_DOT
+            _mm512_storeu_ps(target, sums[row][tile]);
+#else
+            store(target, sums[row][tile]);
+#endif
+        }
 }
 
 template <int Rows, class Blocks>
@@ -71,30 +78,38 @@ void multiply_rows(const bf16* x, std::int64_t stride, Blocks& blocks, int num_i
 
 #ifdef HEADRACE_BF16_DOT
 constexpr int kVectorRows = 6;  // 24 sums, 4 columns and a pair of inputs fit the 32 registers
+constexpr int kStreamRows = 16;
 #else
 constexpr int kVectorRows = 2;
+constexpr int kStreamRows = 2;
 #endif
+
+// Calls body.operator()<num_rows>() for 1 <= num_rows <= Most.
+template <int Most, class Body>
+void with_rows(int num_rows, Body&& body) {
+    if constexpr (Most > 1)
+        if (num_rows < Most) return with_rows<Most - 1>(num_rows, body);
+    body.template operator()<Most>();
+}
+
+// Few rows read weights once, in the order in which they lie: no other order gets as much from the memory.
+template <class Blocks>
+void multiply_stream(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,
+                     float* products) {
+    for (int tile = 0; tile < num_tiles; ++tile, weights.data += weights.tile_bytes(num_inputs)) {
+        Blocks blocks(weights, num_inputs, {true});
+        with_rows<kStreamRows>(num_rows, [&]<int Rows> {
+            multiply_block<Rows, 1>(x, stride, blocks, num_inputs, products + tile * kTile);
+        });
+    }
+}
 
 template <class Blocks>
 void multiply_vectors(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs,
                       int num_tiles, const Access& access, float* products) {
     Blocks blocks(weights, num_inputs, access);
-    switch (num_rows) {
-        case 1:
-            return multiply_rows<1>(x, stride, blocks, num_inputs, num_tiles, products);
-#ifdef HEADRACE_BF16_DOT
-        case 2:
-            return multiply_rows<2>(x, stride, blocks, num_inputs, num_tiles, products);
-        case 3:
-            return multiply_rows<3>(x, stride, blocks, num_inputs, num_tiles, products);
-        case 4:
-            return multiply_rows<4>(x, stride, blocks, num_inputs, num_tiles, products);
-        case 5:
-            return multiply_rows<5>(x, stride, blocks, num_inputs, num_tiles, products);
-#endif
-        default:
-            return multiply_rows<kVectorRows>(x, stride, blocks, num_inputs, num_tiles, products);
-    }
+    with_rows<kVectorRows>(
+        num_rows, [&]<int Rows> { multiply_rows<Rows>(x, stride, blocks, num_inputs, num_tiles, products); });
 }
 
 #ifdef HEADRACE_AMX
@@ -115,7 +130,7 @@ void shape_tiles(int num_rows) {
 template <int Tiles, class Blocks>
 void prepare_and_ask(Blocks& blocks, int step) {
     blocks.template prepare<Tiles>(step);
-    for (int pair = 0; pair < kInputStep / 2; ++pair) blocks.template ask<Tiles>(pair);
+    for (int pair = 0; pair < kInputStep / 2; ++pair) blocks.template ask<Tiles, 16>(pair);
 }
 
 // After so many steps of `num_steps` a bit is done of what is done aside.
@@ -238,6 +253,8 @@ void multiply_with(const bf16* x, std::int64_t stride, int num_rows, PackedWeigh
     if (has_matrix_unit)
         return multiply_matrices<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products, aside);
 #endif
+    if (access.streamed)
+        return multiply_stream<typename Blocks::Stream>(x, stride, num_rows, weights, num_inputs, num_tiles, products);
     multiply_vectors<Blocks>(x, stride, num_rows, weights, num_inputs, num_tiles, access, products);
 }
 
@@ -267,7 +284,9 @@ int rows_at_once(int num_rows) {
 #ifdef HEADRACE_AMX
     if (has_matrix_unit) return num_rows < 32 ? num_rows : 32;
 #endif
-    return num_rows < kVectorRows ? num_rows : kVectorRows;
+    if (num_rows <= kStreamRows) return num_rows;
+    const int num_turns = (num_rows + kVectorRows - 1) / kVectorRows;
+    return (num_rows + num_turns - 1) / num_turns;
 }
 
 void multiply(const bf16* x, std::int64_t stride, int num_rows, PackedWeights weights, int num_inputs, int num_tiles,

@@ -135,7 +135,7 @@ void multiply_tiles(const bf16* x, std::int64_t stride, int num_rows, PackedWeig
         const auto num_calls = num_panels * ((num_rows + at_once - 1) / at_once);
         std::int64_t call = 0;
         for (int row = 0, count; row < num_rows; row += count) {
-            count = rows_at_once(num_rows - row);
+            count = num_rows - row < at_once ? num_rows - row : at_once;
             for (auto tile = near; tile < end; tile += kPanelTiles, ++call, side = 1 - side) {
                 const int num_tiles = static_cast<int>(end - tile < kPanelTiles ? end - tile : kPanelTiles);
                 const PackedWeights panel{near_weights.data + (tile - near) * near_weights.tile_bytes(num_inputs),

@@ -17,8 +17,34 @@ inline std::int64_t ahead_of(int step, int num_steps, int distance) {
     return ahead < num_steps ? ahead : static_cast<std::int64_t>(kPanelTiles) * num_steps + ahead - num_steps;
 }
 
+// Of a single tile after the other, without the matrix unit.
+class PlainStream {
+  public:
+    PlainStream(PackedWeights weights, int, const Access&) : blocks_(reinterpret_cast<const bf16*>(weights.data)) {}
+
+    template <int Tiles>
+    void prepare(int step) {
+        now_ = blocks_ + static_cast<std::int64_t>(step) * kBlock;
+    }
+    // The processor sees a stream coming, unless sums take so long that it looks no further than them.
+    template <int Tiles, int Rows>
+    void ask(int pair) const {
+        if constexpr (Rows > kFew) __builtin_prefetch(now_ + kStepsAhead * kBlock + pair * 2 * kTile, 0, 2);
+    }
+    const bf16* block(int, int) const { return now_; }
+
+  private:
+    static constexpr int kFew = 6;
+    static constexpr int kStepsAhead = 4;
+
+    const bf16* blocks_;
+    const bf16* now_ = nullptr;
+};
+
 class PlainBlocks {
   public:
+    using Stream = PlainStream;
+
     PlainBlocks(PackedWeights weights, int num_inputs, const Access& access)
         : blocks_(reinterpret_cast<const bf16*>(weights.data)),
           num_steps_(num_inputs / kInputStep),
@@ -35,7 +61,7 @@ class PlainBlocks {
         for (; next_ < end; next_ += 64) __builtin_prefetch(next_, 0, 2);
     }
     // Asks for one of the lines that will be needed: all at once would hold up the sums.
-    template <int Tiles>
+    template <int Tiles, int Rows>
     void ask(int pair) const {
         for (int tile = 0; tile < Tiles; ++tile)
             __builtin_prefetch(blocks_ + static_cast<std::int64_t>(tile) * num_steps_ * kBlock + ahead_ + pair * 2 * kTile);
@@ -60,6 +86,8 @@ class PlainBlocks {
 template <class Block>
 class CodedBlocks {
   public:
+    using Stream = CodedBlocks;
+
     CodedBlocks(PackedWeights weights, int num_inputs, const Access&)
         : blocks_(reinterpret_cast<const Block*>(weights.data)), num_steps_(num_inputs / kInputStep) {}
 
@@ -72,7 +100,7 @@ class CodedBlocks {
             decode_block(blocks[step], decoded_[step % 2][tile]);
         }
     }
-    template <int Tiles>
+    template <int Tiles, int Rows>
     void ask(int) const {}
     const bf16* block(int tile, int step) const { return decoded_[step % 2][tile]; }
 
