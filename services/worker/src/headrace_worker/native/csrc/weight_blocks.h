@@ -34,8 +34,8 @@ class PlainStream {
     const bf16* block(int, int) const { return now_; }
 
   private:
-    static constexpr int kFew = 6;
-    static constexpr int kStepsAhead = 4;
+    static constexpr int kFew = 2;
+    static constexpr int kStepsAhead = 8;
 
     const bf16* blocks_;
     const bf16* now_ = nullptr;
