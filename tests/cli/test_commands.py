@@ -348,3 +348,10 @@ def test_a_broker_that_is_not_there_is_one_line() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("headrace keys: the broker does not answer: no broker at nats://127.0.0.1:1")
+
+
+def test_a_state_that_cannot_be_removed_does_not_spoil_the_end(tmp_path: Path) -> None:
+    remove_state(tmp_path)
+    (tmp_path / "state.json").mkdir()
+    remove_state(tmp_path)
+    assert read_state(tmp_path) is None

@@ -72,7 +72,9 @@ def stored_state(data_dir: Path) -> InstanceState | None:
 
 
 def remove_state(data_dir: Path) -> None:
-    (data_dir / STATE_FILE).unlink(missing_ok=True)
+    """As far as it can be, as on a disk that was made read-only meanwhile: what stays tells of nobody who runs."""
+    with contextlib.suppress(OSError):
+        (data_dir / STATE_FILE).unlink()
 
 
 def is_running(pid: int, birth: str) -> bool:
