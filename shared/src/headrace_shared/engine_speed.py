@@ -53,6 +53,8 @@ class SpeedMeter:
         self._targets = [0.0] * 3
         self._busy_s = 0.0
         self._counted_at: float | None = None
+        self._speed: EngineSpeed | None = None
+        """By all that was observed; None where that was not computed, or was not enough."""
 
     def observe(self, work: Work, now: float) -> None:
         if work.busy_s <= 0.0 or work.num_iterations <= 0.0:
@@ -66,11 +68,15 @@ class SpeedMeter:
             for j, right in enumerate(row):
                 self._products[i][j] += left * right
         self._busy_s += work.busy_s
+        self._speed = None
 
     def speed(self) -> EngineSpeed | None:
         """None until enough was seen. No cost is negative."""
-        if self._busy_s < MIN_BUSY_S:
-            return None
+        if self._speed is None and self._busy_s >= MIN_BUSY_S:
+            self._speed = self._fitted()
+        return self._speed
+
+    def _fitted(self) -> EngineSpeed | None:
         products = [list(row) for row in self._products]
         # Two rows of a guess: so many sequences, or prompt tokens, cost as much as an iteration by itself.
         for index, share in ((1, GUESSED_OUTPUT), (2, GUESSED_PROMPT)):
