@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace_cli.plan import Plan, make_plan
+from headrace_cli.plan import Plan, computes_on_cores, make_plan
 from headrace_cli.settings import UpModel, UpSettings
 from headrace_shared.errors import ConfigError
 from headrace_shared.settings import load_settings
@@ -199,3 +199,21 @@ def test_limits_of_scaling_that_contradict_each_other_are_refused() -> None:
         with pytest.raises(ConfigError, match=problem):
             settings.check()
     UpSettings(workers=9, min_workers=7).check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "num_gpus", "expected"),
+    [
+        (UpSettings(), {}, 0, True),
+        (UpSettings(), {}, 1, False),
+        (UpSettings(device="cpu"), {}, 1, True),
+        (UpSettings(), {"HEADRACE_DEVICE": "cpu"}, 1, True),
+        (UpSettings(device="cuda"), {}, 0, False),
+        (UpSettings(sim=True), {}, 0, False),
+        (UpSettings(), {"HEADRACE_ENGINE": "timing"}, 0, False),
+    ],
+)
+def test_services_give_way_only_where_engines_share_their_cores(
+    settings: UpSettings, environ: Mapping[str, str], num_gpus: int, expected: bool
+) -> None:
+    assert computes_on_cores(settings, environ, num_gpus) is expected

@@ -54,6 +54,14 @@ class Plan(NamedTuple):
         return spec._replace(name=f"worker-{place}", environ={**spec.environ, **own})
 
 
+def computes_on_cores(settings: UpSettings, environ: Mapping[str, str], num_gpus: int) -> bool:
+    """Whether engines share this machine's cores with the services. `num_gpus`: of the machine."""
+    if settings.sim or environ.get(PREFIX + "ENGINE") == "timing":
+        return False
+    device = settings.device or environ.get(PREFIX + "DEVICE") or "auto"
+    return device == "cpu" or (device == "auto" and not num_gpus)
+
+
 def make_plan(
     settings: UpSettings,
     environ: Mapping[str, str],

@@ -18,7 +18,7 @@ from headrace_cli.errors import CommandError
 from headrace_cli.fleet_view import FleetView
 from headrace_cli.leftovers import end_leftovers
 from headrace_cli.log_file import LogFile
-from headrace_cli.plan import Plan, make_plan
+from headrace_cli.plan import Plan, computes_on_cores, make_plan
 from headrace_cli.preflight import check_data_dir, check_memory, check_ports, needed_memory, writing_to
 from headrace_cli.probe import base_url
 from headrace_cli.process import Process, Supervised
@@ -47,6 +47,7 @@ from headrace_shared.messages import WorkerId
 from headrace_shared.model_cards import clear_cards
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.telemetry import HEALTH_PORT
+from headrace_shared.turns import give_way
 
 STOP_ORDER = ("router", "scheduler", "worker", "autoscaler", "nats")
 """Routers drain first, while everything behind them still works."""
@@ -60,6 +61,8 @@ _FLOATS = {"float32": "32-bit floats", "bfloat16": "16-bit floats", "float16": "
 async def run_up(settings: UpSettings, environ: Mapping[str, str], display: Display, config: str) -> None:
     """Runs an instance until SIGINT, SIGTERM or (unless it is ignored) SIGHUP. Raises CommandError; leaves no process
     behind either way."""
+    if computes_on_cores(settings, environ, num_gpus()):
+        give_way()
     data_dir = data_dir_of(settings.data_dir, settings.port, environ)
     await end_leftovers(data_dir, display.say)
     check_ports(settings.host, range(settings.port, settings.port + settings.routers))

@@ -32,6 +32,7 @@ from headrace_shared.messages import (
     SequenceId,
     StopParams,
 )
+from headrace_shared.turns import keep_turn
 from headrace_worker.adapters.loading import AdapterRead, put_in, start_reading
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine_frames import (
@@ -64,6 +65,7 @@ def run(load: Loader, argv: list[str]) -> int:
     """Serves one parent over the socket in `argv`. Returns the exit code; an exception of the engine passes through."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    keep_turn()
     with socket.socket(fileno=int(argv[0])) as connection:
         frames = read_frames(connection.makefile("rb"))
         config = codec.decode(next(frames), Load).config
