@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import structlog
 from msgspec import Struct
 
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Entry, Subscription
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError, RevisionConflict
@@ -226,7 +227,7 @@ class Leases:
                         self._report_lost(lease, "not renewed in time", on_lost)
                     elif now - lease.confirmed_at >= RENEW_S and key not in renewals:
                         renewals[key] = asyncio.create_task(self._renew_quietly(lease, on_lost), name="renew-lease")
-                await asyncio.sleep(CHECK_S)
+                await beat(CHECK_S)
         finally:
             for task in renewals.values():
                 await end(task)

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 import nats.errors
 import structlog
 
+from headrace_shared.beats import until_beat
 from headrace_shared.broker_identity import BrokerIdentity
 from headrace_shared.bus_rules import HEADER_ROOM
 from headrace_shared.errors import BusUnavailable, ConfigError, OutcomeUnknown, PayloadTooLarge
@@ -40,6 +41,8 @@ DEAD_MISSES = 7
 DISPOSE_TIMEOUT_S = 1.0
 SHORT_LIVED_S = 1.0
 """After a client that lived no longer there is a pause: what ended it may be waiting for the next one."""
+LEAST_TICK = 0.5
+"""Of a tick: an answer has at least so long."""
 WARNING_INTERVAL_S = 10.0
 """Between two warnings of what the broker refuses."""
 
@@ -177,7 +180,7 @@ class NatsLink:
             with contextlib.suppress(BusUnavailable):
                 self.send(self._alive_subject, b"")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(tick_s):
+                async with asyncio.timeout(until_beat(tick_s, time.monotonic(), LEAST_TICK)):
                     await self._lost.wait()
             if self._lost.is_set():
                 # Until now the broker could be heard, so this is when the outage began.

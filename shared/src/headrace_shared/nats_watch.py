@@ -6,11 +6,13 @@ have the broker deliver it to anybody; so nobody does who need not (`broker_perm
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
 
+from headrace_shared.beats import until_beat
 from headrace_shared.bus import Entry, WatchHandler
 from headrace_shared.errors import BusError, BusRefused, BusUnavailable
 from headrace_shared.nats_client import Incoming
@@ -112,7 +114,7 @@ class Watch:
         on_loss = self._connection.expect(lambda _: self._broken.set())
         try:
             await self._list()
-            while not await self._breaks_within(CHECK_S):
+            while not await self._breaks_within(until_beat(CHECK_S, time.monotonic())):
                 await self._check()
         finally:
             self._connection.forget(on_loss)

@@ -25,6 +25,7 @@ from typing import Any
 
 import structlog
 
+from headrace_shared.beats import beat
 from headrace_shared.broker_permissions import twins_subject
 from headrace_shared.bus import Bus
 from headrace_shared.codec import encode
@@ -147,7 +148,7 @@ class Service:
             with contextlib.suppress(BusError):  # the next second's figures are as good
                 for subject in (telemetry_subject(self.name, self.id), twins_subject(self.name, self.id)):
                     bus.publish(subject, encode(message))
-            await asyncio.sleep(TELEMETRY_PERIOD_S)
+            await beat(TELEMETRY_PERIOD_S)
 
     def _give_way(self) -> None:
         self.fail(f"another {self.name} runs under the id {self.id}: each needs a HEADRACE_SERVICE_ID of its own")

@@ -4,6 +4,7 @@ import asyncio
 
 import structlog
 
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.leases import CHECK_S, Leases
@@ -73,7 +74,7 @@ class Leadership:
     async def _take(self) -> None:
         # What the watch reports first comes after `open`: before that every lease looks free.
         while True:
-            await asyncio.sleep(CHECK_S)
+            await beat(CHECK_S)
             if self.epoch is None and self._leases.is_free(AUTOSCALER_LEASE) and self._bus.is_connected:
                 try:
                     lease = await self._leases.acquire(AUTOSCALER_LEASE, self._least_epoch)

@@ -18,6 +18,7 @@ from headrace_router.identity import Identity
 from headrace_router.presence import Presence
 from headrace_router.rate_limits import AccountRecord, Amounts, Refusal, Taken, charge, limited, take, too_much
 from headrace_shared.api_keys import ApiKey
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Entry
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import (
@@ -150,7 +151,7 @@ class Accounts:
     async def run(self) -> None:
         """Gives back what is not used, and charges what was used beyond; until cancelled."""
         while True:
-            await asyncio.sleep(TIDY_S)
+            await beat(TIDY_S)
             if not self._bus.is_connected:
                 continue
             try:

@@ -5,7 +5,6 @@ names for a while, so that the death of a router ends what it leaves behind. A r
 client that left by itself: it waits whether the client comes back, here or elsewhere, and cancels like for any other.
 """
 
-import asyncio
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from headrace_router.cancellation import QueuedRequest
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError
@@ -98,7 +98,7 @@ class Attachments:
     async def run(self) -> None:
         told_at = self._clock()
         while True:
-            await asyncio.sleep(CHECK_S)
+            await beat(CHECK_S)
             now = self._clock()
             if self._hearing.had_gap(now):
                 self._hearing_since = now

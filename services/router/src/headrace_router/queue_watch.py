@@ -19,6 +19,7 @@ from headrace_router.prompt import Prompt
 from headrace_router.prompt_size import PromptSize
 from headrace_shared import telemetry
 from headrace_shared.backlog import lane_depths
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, Overloaded, ProtocolError
@@ -209,11 +210,14 @@ class QueueWatch:
             began = time.thread_time()
             self._tell()
             spent_s += time.thread_time() - began
-            await asyncio.sleep(max(PERIOD_S, spent_s / MAX_SHARE))
+            if spent_s <= MAX_SHARE * PERIOD_S:
+                await beat(PERIOD_S)
+            else:
+                await asyncio.sleep(spent_s / MAX_SHARE)
 
     async def _keep_depths(self) -> None:
         while True:
-            await asyncio.sleep(DEPTH_PERIOD_S)
+            await beat(DEPTH_PERIOD_S)
             for model, queue in list(self._queues.items()):
                 if self._is_active(queue, self._clock()):
                     try:

@@ -6,10 +6,12 @@ was lost, with the broker's disk or by somebody's hand, is another one when it i
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
+from headrace_shared.beats import until_beat
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.subjects import REQUESTS, StreamSpec
@@ -47,7 +49,7 @@ class StreamKeeper:
         """Until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_S):
+                async with asyncio.timeout(until_beat(CHECK_S, time.monotonic())):
                     await self._reconnected.wait()
             await self._look_at_queue()
             if not self._reconnected.is_set():

@@ -1,11 +1,11 @@
 """What waits in the queue, told by one scheduler of each model: if all did, sums would count it many times."""
 
-import asyncio
 from collections.abc import Callable
 
 import structlog
 
 from headrace_shared.backlog import lane_depths
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.messages import Lane
@@ -46,4 +46,4 @@ class BacklogWatch:
                 for lane, depth in depths.items():
                     self._gauge.labels(self._model, lane.value).set(depth)
                 self.num_messages = sum(depths.values())
-            await asyncio.sleep(LOOK_S)
+            await beat(LOOK_S)

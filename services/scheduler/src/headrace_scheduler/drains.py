@@ -5,7 +5,6 @@ end where they are, the others continue on other workers from the tokens that th
 they run to their end.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import structlog
 
 from headrace_scheduler.fleet import Fleet
 from headrace_scheduler.scheduler import Scheduler
+from headrace_shared.beats import beat
 from headrace_shared.errors import BusError
 from headrace_shared.messages import WorkerId
 
@@ -58,7 +58,7 @@ class Drains:
     async def run(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(LOOK_S)
+            await beat(LOOK_S)
 
     async def look(self) -> None:
         """To be called several times a second."""

@@ -18,6 +18,7 @@ from headrace_scheduler.hello_facts import apply_hello, departure, facts_of, lea
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.worker_link import WorkerLink
 from headrace_shared import codec
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Message
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.fleet_messages import Hello, WorkerState
@@ -196,7 +197,7 @@ class Fleet:
                     await self._balance()
                 except BusError as error:
                     log.info("leases not in order yet", error=str(error))
-            await asyncio.sleep(TICK_S)
+            await beat(TICK_S)
 
     def on_lease_lost(self, key: str) -> None:
         """Ours no more: taken by a peer, or not confirmed in time. The core keeps what the worker holds for as long as

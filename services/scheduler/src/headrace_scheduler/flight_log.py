@@ -1,6 +1,5 @@
 """Sends what the recorder has written to the broker, which keeps the latest of it."""
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +9,7 @@ import structlog
 from headrace_scheduler.recording import Recorder
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared import codec
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.messages import SchedulerId
@@ -63,7 +63,7 @@ class FlightLog:
     async def run(self) -> None:
         flushed_at = self._clock()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await beat(LOOK_S)
             if not self._bus.is_connected:
                 continue  # what cannot be sent is kept, within a bound
             now = self._clock()

@@ -24,6 +24,7 @@ from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
 from headrace_scheduler.token_log import first_index, read_log
+from headrace_shared.beats import until_beat
 from headrace_shared.bus import Bus, Delivery
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.message_sizes import largest_message
@@ -348,7 +349,9 @@ class Intake:
         else:
             pulled.asked_at = pulled_at
         try:
-            delivery = await self._bus.pull(pulled.spec, max(PULL_S, IDLE_PULL_S * len(self._owned)))
+            # Pulls that bring nothing end together: one message of the broker's wakes us for all.
+            longest_s = max(PULL_S, IDLE_PULL_S * len(self._owned))
+            delivery = await self._bus.pull(pulled.spec, min(longest_s, until_beat(longest_s, pulled_at)))
         finally:
             if number:
                 self._num_pulling -= 1

@@ -3,7 +3,6 @@
 Their routers do that too, and sooner, as long as they live. This is for those whose router is dead or cut off.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import structlog
 from headrace_scheduler.audience import Listeners
 from headrace_scheduler.broker_clock import BrokerClock
 from headrace_shared import codec
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Delivery, Message
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.fleet_messages import Telemetry
@@ -91,7 +91,7 @@ class Lifetimes:
     async def run(self) -> None:
         measured_at = self._clock()
         while True:
-            await asyncio.sleep(CHECK_S)
+            await beat(CHECK_S)
             self._notice_freeze()
             now = self._clock()
             self._listeners.prune(now)

@@ -34,6 +34,7 @@ from headrace_scheduler.storyteller import Storyteller
 from headrace_scheduler.stream_watch import StreamWatch
 from headrace_scheduler.trace_ids import TraceIds
 from headrace_shared.backlog import lane_depths
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.leases import Leases
@@ -244,7 +245,7 @@ class SchedulerService:
         while True:
             if self._is_surely_owner():
                 self._hold()
-            await asyncio.sleep(SIGN_OF_LIFE_S)
+            await beat(SIGN_OF_LIFE_S)
 
     def _hold(self) -> None:
         for _, ack_subject in self.core.ack_subjects():
@@ -267,7 +268,7 @@ class SchedulerService:
             if self._traces is not None:
                 self._traces.prune(held.union(self._endings.request_ids()))
             self.fleet.find_hangs({key: worker.num_runnable > 0 for key, worker in gauges.workers.items()})
-            await asyncio.sleep(1.0)
+            await beat(1.0)
 
     async def _watch_for_workers(self) -> None:
         """Notices that we have none, or none that takes anything, while peers do."""
@@ -281,7 +282,7 @@ class SchedulerService:
                 had_one_at = now
             elif now - had_one_at > STRANDED_S and self._is_surely_owner():
                 self._leave_to_peers()
-            await asyncio.sleep(STRANDED_CHECK_S)
+            await beat(STRANDED_CHECK_S)
 
     def _is_surely_owner(self) -> bool:
         """False after a freeze of ours, until `_watch` has drawn the consequences."""

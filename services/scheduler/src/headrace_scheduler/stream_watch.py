@@ -1,10 +1,10 @@
 """Notices streams and buckets that somebody has deleted under everybody's feet: only a scheduler makes them again."""
 
-import asyncio
 from collections.abc import Callable
 
 import structlog
 
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError
 from headrace_shared.provisioning import missing
@@ -24,7 +24,7 @@ class StreamWatch:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(CHECK_S)
+            await beat(CHECK_S)
             if not self._bus.is_connected or not self._is_due():
                 continue
             try:

@@ -17,6 +17,7 @@ import structlog
 from msgspec.structs import replace
 
 from headrace_shared import codec, telemetry
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus
 from headrace_shared.errors import BusError, ConfigError, HeadraceError
 from headrace_shared.fleet_messages import Hello, ModelCard, WorkerState
@@ -278,7 +279,7 @@ class WorkerService:
                 session.iterated_at = now
             if self._hang_watch.hangs(session.iterated_at, now):
                 raise EngineHangs(now - session.iterated_at)
-            await asyncio.sleep(TICK_S)
+            await beat(TICK_S)
 
     def _guard(self, call: Callable[[], None]) -> None:
         """Runs `call` in a bus callback, where an engine that stopped reading must end the service, not the bus."""
@@ -313,7 +314,7 @@ class WorkerService:
     async def _say_hello(self) -> None:
         while True:
             self._hello()
-            await asyncio.sleep(HELLO_S)
+            await beat(HELLO_S)
 
     def _hello(self) -> None:
         facts = self._facts

@@ -10,6 +10,7 @@ from headrace_router.dashboard.board import Board
 from headrace_router.dashboard.frame import MAX_PEERS, Depth, make_frame
 from headrace_router.dashboard.history import History
 from headrace_shared.backlog import model_depths
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Message
 from headrace_shared.codec import decode
 from headrace_shared.errors import BusError, ProtocolError
@@ -41,7 +42,7 @@ class Collector:
             figures = await self._bus.subscribe(ALL_TELEMETRY, self._on_telemetry)
             try:
                 while True:
-                    await asyncio.sleep(PERIOD_S)
+                    await beat(PERIOD_S)
                     await self._observe()
             finally:
                 await figures.close()

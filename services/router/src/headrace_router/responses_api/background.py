@@ -29,6 +29,7 @@ from headrace_router.responses_api.keeping import BackgroundKeeper
 from headrace_router.responses_api.packing import object_of
 from headrace_router.responses_api.store import Found, ResponseStore
 from headrace_router.responses_api.stored import StoredResponse, Unfinished, is_final
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Entry
 from headrace_shared.codec import decode
 from headrace_shared.errors import (
@@ -128,7 +129,7 @@ class BackgroundResponses:
     async def run(self) -> None:
         """Takes over what nobody reads, until cancelled."""
         while not self._is_leaving:
-            await asyncio.sleep(PERIOD_S)
+            await beat(PERIOD_S)
             now = time.monotonic()
             for request_id, unfinished in list(self._unfinished.items()):
                 if len(self._tasks) >= MAX_CALLS or self._is_leaving:

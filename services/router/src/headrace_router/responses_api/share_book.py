@@ -8,6 +8,7 @@ import structlog
 
 from headrace_router.owners import owner_token
 from headrace_router.responses_api.shares import ShareRecord, Shares
+from headrace_shared.beats import beat
 from headrace_shared.bus import Bus, Entry
 from headrace_shared.codec import decode, encode
 from headrace_shared.errors import BusError, ProtocolError
@@ -55,7 +56,7 @@ class ShareBook:
             self._has_changed.clear()
             try:
                 await self._tell()
-                await asyncio.sleep(PERIOD_S)
+                await beat(PERIOD_S)
             except BusError as error:
                 log.info("shares of the response store not told yet", error=str(error))
                 self._has_changed.set()
