@@ -1,8 +1,8 @@
 """Messages to bytes and back, with hard limits. The only place that knows the wire format.
 
-MessagePack, one message a payload. Every field is checked against its declared type while it is decoded, and what a
-payload claims to hold is allocated only as it comes, so a hostile one costs no more than its size. Anything that is no
-message is a `ProtocolError`.
+MessagePack, one message a payload: written by msgpack, read by msgspec, whose decoder knows types. Every field is
+checked against its declared type while it is decoded, and what a payload claims to hold is allocated only as it comes,
+so a hostile one costs no more than its size. Anything that is no message is a `ProtocolError`.
 """
 
 import sys
@@ -12,6 +12,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, overload
 
+import msgpack
 import msgspec
 
 from headrace_shared.errors import ProtocolError
@@ -20,12 +21,11 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Above any message of ours; the broker's own limit (`max_payload`) is usually lower and checked when sending."""
 
 T = TypeVar("T")
-_pack = msgspec.msgpack.Encoder().encode
 
 
 def encode(message: msgspec.Struct) -> bytes:
     """Encodes one message. Raises ProtocolError above MAX_MESSAGE_BYTES."""
-    data = _pack(message)
+    data: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"{type(message).__name__} of {len(data)} bytes exceeds {MAX_MESSAGE_BYTES}")
     return data
