@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.model, pytest.mark.e2e, pytest.mark.nats, pytest.mark.
 
 PLAIN, SMALL = "plain", "small pool without a prefix cache"
 """A small pool with one is in `test_model_cases`."""
-NUM_TOKENS = {PLAIN: 16, SMALL: 48}
+NUM_TOKENS = {PLAIN: 16, SMALL: 64}
 """New tokens. Only answers longer than their admission's horizon of two blocks can run out of blocks."""
 ALL = prompts.SHORT + prompts.UNICODE + prompts.LONG
 TAKES_ALL = os.environ.get("HEADRACE_PROMPTS") == "all"

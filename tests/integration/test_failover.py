@@ -164,13 +164,13 @@ async def test_a_stopped_worker_finishes_what_runs_and_lets_others_have_it(
 async def test_a_worker_that_cannot_finish_in_time_hands_over(deployment: Deployment, client: Client) -> None:
     await deployment.scheduler()
     await deployment.worker("worker-1", step_s=0.02, drain_timeout_s=0.5)
-    running = await client.submit(PROMPT, max_tokens=200)
+    running = await client.submit(PROMPT, max_tokens=1000)
     await until(lambda: len(running.outputs.get(0, [])) > 5, what="tokens")
-    await deployment.worker("worker-2", step_s=0.005)
+    await deployment.worker("worker-2", step_s=0.002)
     await until(lambda: client.gauge("scheduler-1", "num_workers") == 2.0, what="adoption")
     assert await deployment.stop("worker-1") == 0
     await ended(running)
-    assert_complete(running, 200)
+    assert_complete(running, 1000)
     assert running.attempts == {0: {0, 1}}
 
 

@@ -5,7 +5,15 @@ from msgspec.structs import replace
 from headrace_scheduler.decisions import AddResult, Adoption, ChoiceLog, LossCause, SchedulerConfig
 from headrace_scheduler.scheduler import Scheduler
 from headrace_shared.codec import unpack_ids
-from headrace_shared.messages import Admission, CancelReason, FinishReason, Outcome, RequestId, SequenceSnapshot
+from headrace_shared.messages import (
+    Admission,
+    CancelReason,
+    FinishReason,
+    Outcome,
+    RequestId,
+    SequenceId,
+    SequenceSnapshot,
+)
 from tests.scheduler.builders import (
     NOW,
     W1,
@@ -37,6 +45,22 @@ def successor(*snapshots: SequenceSnapshot) -> Scheduler:
     made.add_worker(W1, facts(), snapshots, NOW)
     made.check_integrity()
     return made
+
+
+def test_who_was_to_make_room_is_adopted_beside_those_it_made_room_for() -> None:
+    """The release was on its way when the predecessor died."""
+    made = scheduler(facts(max_sequences=4))
+    add(made, *(request(f"r{number}", max_tokens=60) for number in range(4)))
+    first = admissions(step(made))
+    late = replace(first[0], sequence_id=SequenceId(9), request=request("r9"), block_ids=(40, 41, 42))
+    taken = Scheduler()
+    taken.add_worker(W1, facts(max_sequences=2), [snapshot(each) for each in (*first[:2], late)], NOW)
+    taken.check_integrity()
+    add(taken, request("r10"))
+    assert admissions(step(taken)) == []
+    for admission in first[:2]:
+        advance(taken, admission.sequence_id, 41, 7, finish=FinishReason.STOP, released=True)
+    assert admitted_names(step(taken)) == ["r10"]
 
 
 # A lost worker.

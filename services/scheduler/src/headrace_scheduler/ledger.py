@@ -35,6 +35,7 @@ class WorkerLedger:
         "credit",
         "evacuates",
         "facts",
+        "num_adopted",
         "pool",
         "running",
         "short",
@@ -53,6 +54,9 @@ class WorkerLedger:
         self.stays: dict[SequenceId, Stay] = {}
         """Running and releasing ones."""
         self.running: dict[SequenceId, Stay] = {}
+        self.num_adopted = 0
+        """Of the running ones, at the beginning. They may be more than `max_stays`: who was to make room for others and
+        was part of an iteration when our predecessor died, runs beside them."""
         self.short: list[Stay] = []
         """Stays whose horizon falls short; may contain some that run no more."""
         self.backlog = 0
@@ -139,6 +143,7 @@ class WorkerLedger:
             self.pool.give_up(block_ids)
             return stay
         stay = self._run(sequence_id, sequence, block_ids, 0)
+        self.num_adopted += 1
         self.advance(stay, num_computed)
         return stay
 
@@ -268,7 +273,7 @@ class WorkerLedger:
             assert len(stay.block_ids) <= self._num_blocks(sequence.request.num_positions), stay.block_ids
             assert stay.num_computed <= sequence.num_tokens, (stay.num_computed, sequence.num_tokens)
             assert self.trial is None or sequence.request is self.trial, "somebody runs beside a suspect on trial"
-        assert len(running) <= self.max_stays, (len(running), self.facts)
+        assert len(running) <= max(self.max_stays, self.num_adopted), (len(running), self.facts)
 
     def _num_blocks(self, num_positions: int) -> int:
         return -(-num_positions // self.facts.block_size)
