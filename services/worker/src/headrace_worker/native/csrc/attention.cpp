@@ -185,8 +185,8 @@ class Worker {
         const float greatest = maximum(even > odd ? even : odd) * scale;
         even = odd = splat(0.0f);
         const auto put = [&](Floats first, Floats second, int at) {
-            even += first;
-            odd += second;
+            even += Chunk::kept(first);
+            odd += Chunk::kept(second);
             Chunk::put(first, second, scores, at);
         };
         const auto weight = [&](int at) { return exp2<T>(load(source + at) * scale - greatest); };

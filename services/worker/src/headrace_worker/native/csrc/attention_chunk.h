@@ -4,6 +4,7 @@
 //   score         scores[row][kScoreStride] = query . keys, of all positions; the rest is anything
 //   put           weights of 32 positions from `at` on into what was a row of scores; kInPlace: not beyond the scores of the
 //                 same positions
+//   kept          what `put` keeps of weights; their total is of that, so that a large weight's rounding cancels out
 //   mix           mixed[row][head_dim] = weights[row] . values; weights are 0 where nothing is seen
 // Score and mix tell Ahead how many keys and values they use. Rows that see nothing of a split may get anything. Positions
 // beyond the split's are never read into a result: they may hold NaN.
@@ -88,6 +89,7 @@ struct FloatChunk {
             }
         }
     }
+    static Floats kept(Floats weights) { return weights; }
     static void put(Floats first, Floats second, float* row, int at) {
         store(row + at, first);
         store(row + at + kLanes, second);

@@ -42,6 +42,7 @@ struct MatrixChunk {
             score_few(queries, rows.count, split, ahead, head_dim, reinterpret_cast<bf16*>(packed), scores);
     }
 
+    static Floats kept(Floats weights) { return weights; }
     static void put(Floats first, Floats second, float* row, int at) {
         auto* halves = reinterpret_cast<bf16*>(row) + at;
         put_pairs(first, second, halves, halves + kToRest);
