@@ -48,13 +48,14 @@ def test_a_real_answer_streams_through_the_published_port(stack: Stack) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
         stream = client.chat.completions.create(
             model=MODEL,
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            # Not of France: that answer is ahead by less than bfloat16's error without the compiled kernels.
+            messages=[{"role": "user", "content": "What is the capital of Germany?"}],
             temperature=0,
             max_tokens=32,
             stream=True,
         )
         chunks = [chunk for chunk in stream if chunk.choices]
-    assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert "Berlin" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert len(chunks) > 3
     assert chunks[-1].choices[0].finish_reason in ("stop", "length")
 
