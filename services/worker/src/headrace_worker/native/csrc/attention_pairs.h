@@ -71,15 +71,6 @@ inline void pack_values(const KeysValues<bf16>& split, int first, int end, int b
         }
 }
 
-// 32 weights as what each is rounded to, and what the rounding took off: one bfloat16 number alone would be the least exact
-// step of all.
-inline void put_pairs(Floats first, Floats second, bf16* target, bf16* rest) {
-    store(target, first);
-    store(target + kLanes, second);
-    store(rest, first - rounded<bf16>(first));
-    store(rest + kLanes, second - rounded<bf16>(second));
-}
-
 // Weights are rounded to bfloat16, as the results are; `MatrixChunk` keeps what the rounding takes off, which costs it little.
 // Since the total is that of the rounded ones, results are as near to float32's.
 struct PairChunk {

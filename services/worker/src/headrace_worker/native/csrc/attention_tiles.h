@@ -43,9 +43,14 @@ struct MatrixChunk {
     }
 
     static Floats kept(Floats weights) { return weights; }
+    // What each weight is rounded to, and what the rounding took off: one bfloat16 number alone would be the least exact step
+    // of all.
     static void put(Floats first, Floats second, float* row, int at) {
         auto* halves = reinterpret_cast<bf16*>(row) + at;
-        put_pairs(first, second, halves, halves + kToRest);
+        store(halves, first);
+        store(halves + kLanes, second);
+        store(halves + kToRest, first - rounded<bf16>(first));
+        store(halves + kToRest + kLanes, second - rounded<bf16>(second));
     }
 
     static void mix(const float* weights, const Rows& rows, const KeysValues<bf16>& split, Ahead<bf16>& ahead, int head_dim,
