@@ -20,8 +20,8 @@ from headrace_shared.broker import NatsServer
 from tests.chaos_proxy import ChaosProxy
 from tests.integration.deployment import Client, Deployment, ended, until
 
-ROUNDS = 8
-"""Requests for each place in the batch."""
+ROUNDS = 16
+"""Requests for each place in the batch: so many that what begins and ends later, by the delay, weighs little."""
 
 
 async def measure(options: argparse.Namespace, *, delay_s: float, pause_s: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from headrace_scheduler.intake import NUM_PULLERS
 from headrace_shared.broker import NatsServer
 from headrace_shared.messages import Lane
 from headrace_shared.subjects import queues_of
@@ -21,6 +22,10 @@ class Held(NamedTuple):
     queue_consumers: frozenset[str]
     subscriptions: dict[str, int]
     """By connection."""
+
+
+MOST_INBOXES = NUM_PULLERS + 16 + 8
+"""Of a scheduler: pulls that help, one for each of the 16 queues without a tenant, and few others."""
 
 
 class Monitor:
@@ -45,6 +50,8 @@ class Monitor:
         jetstream = (await self._http.get("/jsz")).json()
         names = (await self._client.bus._streams.must("CONSUMER.NAMES.REQUESTS"))["consumers"]
         subscriptions = {each["name"]: each["subscriptions"] for each in await self._connections()}
+        # It keeps an inbox for each pull that was ever under way beside others: anything up to that is flat.
+        subscriptions["scheduler-1-store"] = max(MOST_INBOXES, subscriptions.get("scheduler-1-store", 0))
         return Held(jetstream["streams"], jetstream["consumers"], frozenset(names), subscriptions)
 
     async def until_held(self, wanted: Held) -> None:

@@ -14,7 +14,7 @@ from headrace_router.forecast import Capacity
 from headrace_router.model_queue import ModelQueue
 from headrace_router.prompt import Prompt
 from headrace_router.queue_watch import LOAD_GROUPS, PERIOD_S
-from headrace_scheduler.ledger import ADMIT_AHEAD
+from headrace_scheduler.ledger import most_admitted
 from headrace_shared.engine_speed import EngineSpeed
 from headrace_shared.fleet_messages import RouterLoad
 from headrace_shared.messages import FinishReason, Request, RequestId, RouterId, SamplingParams, StopParams
@@ -154,7 +154,7 @@ class QueueingFleet:
 
     def _place(self) -> None:
         """As the scheduler does: where the fewest are."""
-        most = self._num_places + self._num_places // ADMIT_AHEAD
+        most = most_admitted(self._num_places)
         while self._waiting and len(emptiest := min(self._sent, key=len)) < most:
             emptiest.append(self._waiting.popleft())
         for number in range(NUM_WORKERS):

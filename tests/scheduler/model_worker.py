@@ -11,6 +11,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from headrace_scheduler.decisions import WorkerFacts
+from headrace_scheduler.ledger import most_admitted
 from headrace_shared.codec import pack_ids, unpack_ids
 from headrace_shared.messages import (
     Admission,
@@ -140,7 +141,7 @@ class ModelWorker:
                 stopped.stopped = True
                 self._retire(stopped)
         num_running = sum(not sequence.is_over for sequence in self._sequences.values())
-        assert num_running <= self.facts.max_sequences * 9 // 8, num_running
+        assert num_running <= most_admitted(self.facts.max_sequences), num_running
 
     def iterate(self) -> bool:
         """Submits up to the device's depth and collects the oldest iteration. False if there is nothing to compute."""

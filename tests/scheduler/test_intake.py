@@ -55,7 +55,7 @@ async def test_pulls_only_what_there_is_room_for(bench: Bench) -> None:
     assert depth.num_pending == 30 - len(bench.owned())
 
 
-@pytest.mark.parametrize(("num_messages", "most"), [(1, 1), (6, 4)])
+@pytest.mark.parametrize(("num_messages", "most"), [(1, 1), (6, 6), (60, 1 + intake.NUM_PULLERS)])
 async def test_further_pulls_join_only_where_more_waits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, num_messages: int, most: int
 ) -> None:

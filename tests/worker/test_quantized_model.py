@@ -38,7 +38,7 @@ def test_fewer_bits_cost_a_little_exactness(tmp_path: Path) -> None:
     slices = [slice_of(prompt_of(50, 1), 0, 50), slice_of(prompt_of(20, 2), 0, 20, number=1)]
     exact, int8, int4 = (load_tiny(tmp_path, quantization=name).logits(slices) for name in ("none", "int8", "int4"))
     spread = float(exact.std())
-    # Random weights carry an error on undamped: bfloat16 alone moves these logits by 2 % of their spread, 8 bits by 5 %.
+    # Random weights carry an error on undamped: bfloat16 alone moves these logits by 2 % of their spread, 8 bits by 5.
     assert 0 < error(int8, exact) < 0.07 * spread
     assert error(int8, exact) < error(int4, exact) < 0.6 * spread
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from headrace_scheduler.decisions import WorkerFacts
+from headrace_scheduler.ledger import most_admitted
 from headrace_worker.timing.roofline import Roofline, Work
 
 FULL = 0.8
@@ -15,9 +16,8 @@ class WorkerKind(NamedTuple):
 
     @property
     def places(self) -> int:
-        """Sequences that a scheduler admits: an eighth more than take part in an iteration, as decision D14 says."""
-        most = self.facts.max_sequences
-        return most + (most // 8 if most >= 8 else 0)
+        """Sequences that a scheduler admits."""
+        return most_admitted(self.facts.max_sequences)
 
     @property
     def kv_tokens(self) -> int:

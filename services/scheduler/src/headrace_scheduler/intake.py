@@ -10,6 +10,7 @@ Each queue has one owner among the schedulers (`queue_owners.py`). Who has nothi
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import structlog
 
@@ -31,10 +32,10 @@ from headrace_shared.message_sizes import largest_message
 from headrace_shared.messages import CancelReason, Lane, Outcome, Request, RequestEnded, RequestId
 from headrace_shared.subjects import ACK_WAIT_S, REQUESTS, Queue, queues_of
 
-NUM_PULLERS = 16
-"""Concurrent pulls, shared among the queues of this scheduler; each takes one message at a time."""
-MAX_PULLERS = 4
-"""Of one queue."""
+NUM_PULLERS = 32
+"""Concurrent pulls, shared among the queues of this scheduler; each takes one message at a time. One queue may have
+them all: what begins alike waits in one, and where the broker is 100 ms away each brings only five messages a second.
+"""
 PULL_S = 0.5
 """How long a pull waits at the broker: also how long a stop waits for the pulls, and a request for the pulls of a
 scheduler that has just lost its last worker."""
@@ -67,8 +68,10 @@ class _Pulled:
         """Taken from it."""
         self.asked_at: float | None = None
         """When the first pull that is under way was begun."""
-        self.is_busy = asyncio.Event()
+        self.is_busy = False
         """By what the last pull has brought there is more."""
+        self.num_helpers = 0
+        """Loops that pull beside the one that always does, while there is more than that brings."""
 
 
 class Intake:
@@ -117,32 +120,27 @@ class Intake:
         self._batch_at = clock()
         """When a batch request was last taken, or none waited."""
         self._num_pulling = 0
-        self._has_room = asyncio.Event()
-        self._num_without_room = 0
+        self._without_room: dict[asyncio.Event, None] = {}
+        """Further pulls that may not begin, for each what tells it that it may, in the order they came."""
         self._held_up: dict[_Pulled, asyncio.Event] = {}
-        """First pulls that may not begin, for each what tells it that it may."""
+        """The same of first pulls."""
         self._is_stopping = False
         self.num_refused = 0
         """Messages that were unusable, since the start."""
 
     def stop(self) -> None:
         self._is_stopping = True
-        for may_go in (self._has_room, *self._held_up.values()):
+        for may_go in (*self._without_room, *self._held_up.values()):
             may_go.set()
-        for queues in self._flows.values():
-            for pulled in queues:
-                pulled.is_busy.set()
 
     def on_pass(self) -> None:
         """A scheduling pass may have made room, or found a place for the first of a queue."""
-        if not self._num_without_room and not self._held_up:
+        if not self._without_room and not self._held_up:
             return
         core = self._core()
         room = core.room()
-        if self._num_without_room and room > self._num_pulling:
-            self._has_room.set()
-            if not self._is_stopping:
-                self._has_room = asyncio.Event()  # who waits now is woken; who comes later waits for the next pass
+        for may_go in islice(self._without_room, max(0, room - self._num_pulling)):
+            may_go.set()
         if core.accepts:
             for pulled, may_go in self._held_up.items():
                 if room > 0 or not self._waits(pulled.last):
@@ -165,8 +163,7 @@ class Intake:
     def _start(self, flow: int) -> None:
         assert self._group is not None
         for pulled in self._flows[flow]:
-            for number in range(MAX_PULLERS if pulled.queue.lane is Lane.INTERACTIVE else 1):
-                self._group.create_task(self._pull_loop(pulled, number), name=f"{pulled.spec.name}-{number}")
+            self._group.create_task(self._pull_loop(pulled), name=pulled.spec.name)
 
     async def take(self, delivery: Delivery, pulled_at: float | None = None) -> RequestId | None:
         """Hands one message of the queue to the core, or ends it. Raises BusError: it is offered again later.
@@ -229,33 +226,48 @@ class Intake:
         cancel = await self._cancellations.before_adding(request.request_id, delivery)
         return cancel.reason if cancel is not None else await self._lifetimes.verdict(request, delivery)
 
-    async def _pull_loop(self, pulled: _Pulled, number: int) -> None:
-        """The first pull of a queue is always under way; the others join while there is more than that brings."""
+    async def _pull_loop(self, pulled: _Pulled) -> None:
+        """One pull of each queue is always under way."""
         while not self._is_stopping:
-            try:
-                if number:
-                    await pulled.is_busy.wait()
-                if not self._is_ours(pulled):
-                    await asyncio.sleep(RETRY_S)
-                elif self._has_room_for(pulled, number):
-                    await self._pull(pulled, number)
-                else:
-                    await self._wait_for_room(pulled, number)
-            except BusError as error:
-                log.info("queue not readable", consumer=pulled.spec.name, error=str(error))
+            await self._pull_when_possible(pulled, is_first=True)
+
+    async def _help(self, pulled: _Pulled) -> None:
+        try:
+            while pulled.is_busy and not self._is_stopping:
+                await self._pull_when_possible(pulled, is_first=False)
+        finally:
+            pulled.num_helpers -= 1
+
+    def _start_helpers(self, pulled: _Pulled, num_pending: int) -> None:
+        if pulled.queue.lane is Lane.BATCH or self._group is None:
+            return
+        for _ in range(pulled.num_helpers, min(num_pending, NUM_PULLERS)):
+            pulled.num_helpers += 1
+            self._group.create_task(self._help(pulled), name=f"{pulled.spec.name}-helper")
+
+    async def _pull_when_possible(self, pulled: _Pulled, *, is_first: bool) -> None:
+        try:
+            if not self._is_ours(pulled):
                 await asyncio.sleep(RETRY_S)
+            elif self._has_room_for(pulled, is_first=is_first):
+                await self._pull(pulled, is_first=is_first)
+            else:
+                await self._wait_for_room(pulled, is_first=is_first)
+        except BusError as error:
+            log.info("queue not readable", consumer=pulled.spec.name, error=str(error))
+            await asyncio.sleep(RETRY_S)
 
     def _is_ours(self, pulled: _Pulled) -> bool:
         if pulled not in self._own_queues():
             return False
         return pulled.queue.lane is Lane.INTERACTIVE or self._may_take_batch()
 
-    def _has_room_for(self, pulled: _Pulled, number: int) -> bool:
+    def _has_room_for(self, pulled: _Pulled, *, is_first: bool) -> bool:
         if not self._bus.is_connected or not self._may_pull():
             return False
         core = self._core()
         room = core.room()
-        if number:
+        if not is_first:
             return room > self._num_pulling and self._num_pulling < NUM_PULLERS
         # An idle pull holds no room, or a few empty queues would keep the others from being looked at.
         return room > 0 or (core.accepts and not self._waits(pulled.last))
@@ -325,45 +337,45 @@ class Intake:
         delivery = await self._bus.pull(pulled.spec, STOLEN_PULL_S)
         return delivery is not None and await self._accept(delivery, pulled_at) is not None
 
-    async def _wait_for_room(self, pulled: _Pulled, number: int) -> None:
-        may_go = self._has_room
-        if number:
-            self._num_without_room += 1
+    async def _wait_for_room(self, pulled: _Pulled, *, is_first: bool) -> None:
+        may_go = asyncio.Event()
+        if is_first:
+            self._held_up[pulled] = may_go
         else:
-            may_go = self._held_up[pulled] = asyncio.Event()
+            self._without_room[may_go] = None
         try:
             async with asyncio.timeout(RETRY_S):
                 await may_go.wait()
         except TimeoutError:
             return  # the worker or the broker that was missing may be back
         finally:
-            if number:
-                self._num_without_room -= 1
-            else:
+            if is_first:
                 del self._held_up[pulled]
+            else:
+                del self._without_room[may_go]
 
-    async def _pull(self, pulled: _Pulled, number: int) -> None:
+    async def _pull(self, pulled: _Pulled, *, is_first: bool) -> None:
         pulled_at = self._clock()
-        if number:
-            self._num_pulling += 1
-        else:
+        if is_first:
             pulled.asked_at = pulled_at
+        else:
+            self._num_pulling += 1
         try:
             # Pulls that bring nothing end together: one message of the broker's wakes us for all.
             longest_s = max(PULL_S, IDLE_PULL_S * len(self._owned))
             delivery = await self._bus.pull(pulled.spec, min(longest_s, until_beat(longest_s, pulled_at)))
         finally:
-            if number:
-                self._num_pulling -= 1
-            else:
+            if is_first:
                 pulled.asked_at = None
+            else:
+                self._num_pulling -= 1
         if pulled.queue.lane is Lane.BATCH:
             self._batch_at = self._clock()
-        # What is offered again is not counted as pending.
-        if delivery is not None and (delivery.num_pending or delivery.num_delivered > 1):
-            pulled.is_busy.set()
-        else:
-            pulled.is_busy.clear()
+        num_pending = 0
+        if delivery is not None:  # what is offered again is not counted as pending
+            num_pending = delivery.num_pending if delivery.num_delivered == 1 else NUM_PULLERS
+        pulled.is_busy = num_pending > 0
+        self._start_helpers(pulled, num_pending)
         if delivery is not None:
             pulled.last = await self._accept(delivery, pulled_at)
 

@@ -10,8 +10,11 @@ from headrace_scheduler.sequence import Order, OwnedRequest, Rank, Sequence, Seq
 from headrace_scheduler.stay import NEVER, Stay
 from headrace_shared.messages import BlockId, Extension, SequenceId
 
-ADMIT_AHEAD = 8
-"""One sequence is admitted ahead for so many places in the batch."""
+
+def most_admitted(max_sequences: int) -> int:
+    """Some more than take part in an iteration, so that one that retires is followed by another at once, however long
+    the news of it travels: an eighth."""
+    return max_sequences + max_sequences // 8
 
 
 class PrefixMatch(NamedTuple):
@@ -202,9 +205,8 @@ class WorkerLedger:
 
     @property
     def max_stays(self) -> int:
-        """Most sequences to admit: some more than an iteration takes, so that one that retires is followed by another
-        at once, however long the news of it travels."""
-        return self.facts.max_sequences + self.facts.max_sequences // ADMIT_AHEAD
+        """Most sequences to admit."""
+        return most_admitted(self.facts.max_sequences)
 
     @property
     def has_place(self) -> bool:
@@ -218,12 +220,12 @@ class WorkerLedger:
 
     def num_welcome(self) -> int:
         """How many waiting sequences could be admitted soon: by free slots and by blocks, taking the running ones as
-        the measure of what a sequence needs, and an eighth of the slots more, so that the next retirement finds one."""
+        the measure of what a sequence needs, and a quarter of the slots more, so that the next retirement finds one."""
         slots = self.max_stays
         num_each = max(
             1, self.pool.num_referenced // len(self.running) if self.running else self.facts.num_blocks // slots
         )
-        return min(slots - len(self.running), self.pool.num_free // num_each) + max(4, self.facts.max_sequences // 8)
+        return min(slots - len(self.running), self.pool.num_free // num_each) + max(4, self.facts.max_sequences // 4)
 
     def take_credit(self) -> Credit | None:
         credit = self.credit
