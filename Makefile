@@ -57,7 +57,7 @@ serve: $(SERVE_STAMP)
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(SOURCES) tests benchmarks
+	$(BIN)/mypy $(SOURCES) tests benchmarks deploy
 	$(BIN)/lint-imports
 
 $(TEST_MODEL_STAMP): constraints.txt | $(STAMP)

@@ -83,19 +83,19 @@ def licences(requirements: Iterable[str]) -> list[Licence]:
 
 def expression_of(package: Distribution) -> str:
     metadata = package.metadata
-    if expression := metadata.get("License-Expression"):
-        return expression
+    if "License-Expression" in metadata:
+        return metadata["License-Expression"]
     kinds = [line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier") or [] if line.startswith("License")]
     known = [_CLASSIFIERS[kind] for kind in kinds if kind in _CLASSIFIERS]
     if known:
         return " AND ".join(known)
-    stated = (metadata.get("License") or "").strip()
+    stated = metadata["License"].strip() if "License" in metadata else ""
     return _NAMES.get(stated.lower(), stated if len(stated) < 64 else "")
 
 
 def is_allowed(expression: str) -> bool:
     """Of an SPDX expression: OR leaves the choice to us, AND and WITH do not."""
-    words = _WORD.findall(expression)
+    words: list[str] = _WORD.findall(expression)
     position = 0
 
     def peek() -> str:
