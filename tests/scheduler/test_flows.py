@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from headrace_scheduler import intake
+from headrace_scheduler import stealing
 from headrace_scheduler.flows import Flows
 from headrace_scheduler.queue_owners import owners
 from headrace_shared import codec
@@ -110,7 +110,7 @@ async def test_partitions_do_not_change_the_order_of_arrival(bench: Bench) -> No
 async def test_an_idle_scheduler_takes_what_a_busy_one_has_no_room_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "STEAL_S", 0.01)
+    monkeypatch.setattr(stealing, "STEAL_S", 0.01)
     names = ["a", "b"]
     bench.intake._own_id = "a"
     bench.intake._peers = lambda: ["b"]

@@ -25,7 +25,7 @@ from headrace_shared.messages import (
     WorkerId,
 )
 from headrace_shared.record_messages import DeadRequest, LossRecord
-from headrace_shared.subjects import DEAD, LOSSES, ConsumerSpec, cancel_subject, dead_subject, tokens_subject
+from headrace_shared.subjects import DEAD, LOSSES, ConsumerSpec, cancel_subject, dead_subject, queues_of, tokens_subject
 from tests.queues import lane_depth
 from tests.scheduler.intake_bench import FACTS, Bench
 from tests.scheduler.shell_builders import MODEL, request, until
@@ -81,6 +81,33 @@ async def test_further_pulls_join_only_where_more_waits(
     await until(lambda: len(bench.owned()) == num_messages)
     await asyncio.sleep(0.05)
     assert peak == most
+
+
+async def test_busy_queues_share_the_pulls(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "NUM_PULLERS", 8)
+    bench.core.add_worker(WorkerId("w"), FACTS._replace(max_sequences=256), (), 0.0)
+    queues = queues_of(MODEL, Lane.INTERACTIVE, 0)[:2]
+    pulling: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    pull = bench.bus.pull
+
+    async def counted(spec: ConsumerSpec, timeout_s: float) -> Delivery | None:
+        pulling[spec.name] += 1
+        if len(bench.owned()) > 40:
+            most[spec.name] = max(most[spec.name], pulling[spec.name])
+        try:
+            await asyncio.sleep(0.01)
+            return await pull(spec, timeout_s)
+        finally:
+            pulling[spec.name] -= 1
+
+    monkeypatch.setattr(bench.bus, "pull", counted)
+    for number in range(80):
+        sent = request(number)
+        await bench.bus.enqueue(queues[number % 2].subject, codec.encode(sent), message_id=sent.request_id)
+    bench.run_intake()
+    await until(lambda: len(bench.owned()) == 80)
+    assert [most[queue.consumer.name] for queue in queues] == [1 + 8 // 2] * 2
 
 
 async def test_a_pass_that_makes_room_tells_the_pulls(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

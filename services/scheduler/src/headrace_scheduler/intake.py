@@ -19,23 +19,26 @@ from headrace_scheduler.decisions import OUTCOMES, AddResult, EndedRequest
 from headrace_scheduler.endings import Endings
 from headrace_scheduler.lifetimes import Lifetimes
 from headrace_scheduler.losses import Losses
-from headrace_scheduler.queue_owners import owners, to_steal
+from headrace_scheduler.queue_owners import owners
 from headrace_scheduler.queued_request import RequestHead, head_of, parse_request
 from headrace_scheduler.request_traces import RequestTraces
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
+from headrace_scheduler.stealing import Stealing
 from headrace_scheduler.token_log import first_index, read_log
 from headrace_shared.beats import until_beat
 from headrace_shared.bus import Bus, Delivery
 from headrace_shared.errors import BusError, ProtocolError
 from headrace_shared.message_sizes import largest_message
 from headrace_shared.messages import CancelReason, Lane, Outcome, Request, RequestEnded, RequestId
-from headrace_shared.subjects import ACK_WAIT_S, REQUESTS, Queue, queues_of
+from headrace_shared.subjects import ACK_WAIT_S, Queue, queues_of
 
 NUM_PULLERS = 32
 """Concurrent pulls, shared among the queues of this scheduler; each takes one message at a time. One queue may have
 them all: what begins alike waits in one, and where the broker is 100 ms away each brings only five messages a second.
 """
+MIN_HELPERS = 3
+"""Of a queue in which more waits, however many others are busy."""
 PULL_S = 0.5
 """How long a pull waits at the broker: also how long a stop waits for the pulls, and a request for the pulls of a
 scheduler that has just lost its last worker."""
@@ -44,9 +47,6 @@ IDLE_PULL_S = 0.03
 BATCH_PATIENCE_S = 30.0
 IDLE_S = 0.1
 """A queue from which a pull has brought nothing for so long is empty."""
-STEAL_S = 0.1
-MAX_STEAL_S = 0.8
-STOLEN_PULL_S = 0.2
 RETRY_S = 0.25
 """Also how soon a pull without room looks again by itself; passes that make room tell at once."""
 MAX_TAKE_S = ACK_WAIT_S - 1.0
@@ -120,6 +120,7 @@ class Intake:
         self._batch_at = clock()
         """When a batch request was last taken, or none waited."""
         self._num_pulling = 0
+        self._helped: set[_Pulled] = set()
         self._without_room: dict[asyncio.Event, None] = {}
         """Further pulls that may not begin, for each what tells it that it may, in the order they came."""
         self._held_up: dict[_Pulled, asyncio.Event] = {}
@@ -150,7 +151,10 @@ class Intake:
         async with asyncio.TaskGroup() as self._group:
             for flow in self._flows:
                 self._start(flow)
-            self._group.create_task(self._steal_loop(), name="steal")
+            stealing = Stealing(
+                self._bus, others=self._others_queues, room=self._room_to_steal, accept=self._accept, clock=self._clock
+            )
+            self._group.create_task(stealing.run(lambda: self._is_stopping), name="steal")
 
     def serve(self, flow: int) -> None:
         """The flow's queues have their consumers: takes from them from now on."""
@@ -233,17 +237,27 @@ class Intake:
 
     async def _help(self, pulled: _Pulled) -> None:
         try:
-            while pulled.is_busy and not self._is_stopping:
+            while pulled.is_busy and not self._is_stopping and self._is_ours(pulled):
                 await self._pull_when_possible(pulled, is_first=False)
+                if pulled.num_helpers > self._share:
+                    return  # others are busy, too, by now
         finally:
             pulled.num_helpers -= 1
+            if not pulled.num_helpers:
+                self._helped.discard(pulled)
 
     def _start_helpers(self, pulled: _Pulled, num_pending: int) -> None:
-        if pulled.queue.lane is Lane.BATCH or self._group is None:
+        if not num_pending or pulled.queue.lane is Lane.BATCH or self._group is None:
             return
-        for _ in range(pulled.num_helpers, min(num_pending, NUM_PULLERS)):
+        self._helped.add(pulled)
+        for _ in range(pulled.num_helpers, min(num_pending, self._share)):
             pulled.num_helpers += 1
             self._group.create_task(self._help(pulled), name=f"{pulled.spec.name}-helper")
+
+    @property
+    def _share(self) -> int:
+        """Helpers that a queue may have."""
+        return max(MIN_HELPERS, NUM_PULLERS // max(1, len(self._helped)))
 
     async def _pull_when_possible(self, pulled: _Pulled, *, is_first: bool) -> None:
         try:
@@ -295,47 +309,15 @@ class Intake:
                 self._owned += [pulled for pulled, owner in zip(queues, found, strict=True) if owner == self._own_id]
         return self._owned
 
-    async def _steal_loop(self) -> None:
-        pause_s = STEAL_S
-        while not self._is_stopping:
-            await asyncio.sleep(pause_s)
-            # The list of all queues is not for nothing: who has found none asks ever less often.
-            pause_s = min(2 * pause_s, MAX_STEAL_S)
-            try:
-                while await self._steal():
-                    pause_s = STEAL_S
-            except BusError as error:
-                log.info("nothing stolen", error=str(error))
-
-    async def _steal(self) -> bool:
-        """Takes from the queues of others what these have no room for. Whether there was anything."""
+    def _room_to_steal(self) -> int:
         core = self._core()
         if self._is_stopping or not self._bus.is_connected or not self._may_pull() or core.num_waiting:
-            return False
-        own = self._own_queues()
-        others = [pulled for queues in self._flows.values() for pulled in queues if pulled not in own]
-        if not others or core.room() <= 0:
-            return False
-        depths = await self._bus.queue_depths(REQUESTS)
-        for lane in Lane:
-            queues = [pulled for pulled in others if pulled.queue.lane is lane]
-            pending = [depths[pulled.spec.name].num_pending if pulled.spec.name in depths else 0 for pulled in queues]
-            found = to_steal(pending, core.room())
-            if found is not None:
-                queue, count = found
-                results = await asyncio.gather(
-                    *(self._steal_one(queues[queue]) for _ in range(count)), return_exceptions=True
-                )
-                for result in results:
-                    if isinstance(result, BaseException):
-                        raise result
-                return any(results)
-        return False
+            return 0
+        return core.room()
 
-    async def _steal_one(self, pulled: _Pulled) -> bool:
-        pulled_at = self._clock()
-        delivery = await self._bus.pull(pulled.spec, STOLEN_PULL_S)
-        return delivery is not None and await self._accept(delivery, pulled_at) is not None
+    def _others_queues(self) -> list[Queue]:
+        own = self._own_queues()
+        return [pulled.queue for queues in self._flows.values() for pulled in queues if pulled not in own]
 
     async def _wait_for_room(self, pulled: _Pulled, *, is_first: bool) -> None:
         may_go = asyncio.Event()
