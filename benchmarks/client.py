@@ -1,7 +1,7 @@
 """A closed-loop streaming client that costs little, since it shares the machine with what it measures.
 
-The connections of `headrace flood`, kept from one request to the next as users' clients keep them: each chunk is timed
-in the callback that brings it.
+The connections of `headrace flood`: each chunk is timed in the callback that brings it. Every request has a connection
+of its own, since llama-server closes kept ones while the next request is on its way.
 """
 
 import asyncio
@@ -39,20 +39,17 @@ async def run(host: str, port: int, model: str, jobs: Sequence[Job], concurrency
     """Keeps `concurrency` requests running until all jobs are done."""
     waiting = iter(jobs)
     timings: list[Timing] = []
-    client = HttpClient(Target(host, port, "", None), "")
+    target = Target(host, port, "", None)
 
     async def one_client() -> None:
         for job in waiting:
             await asyncio.sleep(job.pause_s)
-            timings.append(await _request(client, model, job))
+            timings.append(await _request(target, model, job))
 
     started = time.perf_counter()
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(one_client())
-    finally:
-        client.close()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(one_client())
     return summarize(timings, sum(job.num_tokens for job in jobs), time.perf_counter() - started)
 
 
@@ -78,7 +75,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-async def _request(client: HttpClient, model: str, job: Job) -> Timing:
+async def _request(target: Target, model: str, job: Job) -> Timing:
     body = json.dumps(
         {
             "model": model,
@@ -90,7 +87,11 @@ async def _request(client: HttpClient, model: str, job: Job) -> Timing:
         }
     ).encode()
     answer = _Answer()
-    await client.send("POST", "/v1/completions", body, answer)
+    client = HttpClient(target, "")
+    try:
+        await client.send("POST", "/v1/completions", body, answer)
+    finally:
+        client.close()
     if answer.status != 200:
         raise RuntimeError(f"{answer.status}: {answer.rest!r}")
     return answer.timing
