@@ -117,3 +117,19 @@ def test_frames_cut_in_any_way_give_the_same_answer(ids: list[int], stops: list[
     assert joined(deltas) == expected.text
     assert [token for delta in deltas for token in delta.tokens] == list(expected.tokens)
     assert (deltas[-1].finish, pieces.num_tokens) == (expected.finish, whole.num_tokens)
+
+
+@given(st.lists(st.integers(1, 8), min_size=1))
+def test_no_logprob_is_told_of_a_character_that_a_stop_string_takes(cuts: list[int]) -> None:
+    text = choice("🦉c")
+    ids = byte_ids("é🦉🦉cd")
+    told: list[int] = []
+    shown = ""
+    while ids and text.finish is None:
+        part, ids = ids[: cuts[0]], ids[cuts[0] :]
+        cuts = cuts[1:] or [1]
+        delta = text.push(frame(part, logprobs=True))
+        told += [token.token for token in delta.tokens]
+        shown += delta.text
+        assert told == byte_ids(shown)
+    assert shown == "é🦉" and text.finish is STOP

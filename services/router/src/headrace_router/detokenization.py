@@ -41,11 +41,17 @@ class Detokenizer:
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = True) -> None:
         self._table = vocabulary.table(skip_special=skip_special)
-        self._decode = _new_decoder("replace").decode
+        self._decoder = _new_decoder("replace")
+        self._decode = self._decoder.decode
 
     def push(self, token: int) -> str:
         """The characters that this token completes."""
         return self._decode(self._table[token]) if 0 <= token < len(self._table) else ""
+
+    @property
+    def is_inside(self) -> bool:
+        """Of a character: the bytes of the last tokens have not become text yet."""
+        return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
         """No token follows: one U+FFFD if a character is unfinished."""
