@@ -157,6 +157,12 @@ async def test_what_can_become_no_object_is_not_read_to_its_end(beginning: bytes
         await receive(budget(), [b"\r\n\t {" + b" " * LOOK_BYTES, None])
 
 
+@pytest.mark.parametrize("rest", [b"{}", b"{" + b" " * LOOK_BYTES + b"}"])
+async def test_a_byte_order_mark_before_a_body_is_ignored(rest: bytes) -> None:
+    with await receive(budget(), [b"\xef", b"\xbb\xbf" + rest[:-1], rest[-1:]]) as body:
+        assert body.data == rest
+
+
 async def test_a_short_body_s_own_reader_says_what_is_wrong_with_it() -> None:
     for data in ([b"[1]"], [b" " * 100, b"null"], [b"[" * 1000, b"]"], [b""]):
         with await receive(budget(), data) as body:

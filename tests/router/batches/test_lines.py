@@ -41,6 +41,13 @@ def test_lines_are_found_wherever_the_file_is_cut(lines: list[bytes], is_ended: 
     assert split(data, cuts) == expected
 
 
+@given(st.lists(st.integers(0, 99)))
+def test_a_byte_order_mark_may_stand_at_the_beginning_and_nowhere_else(cuts: list[int]) -> None:
+    mark = b"\xef\xbb\xbf"
+    assert split(mark + b"a\n" + mark + b"b", cuts) == [(1, b"a"), (2, mark + b"b")]
+    assert split(mark + b"\n", cuts) == []
+
+
 def test_a_line_that_is_too_long_is_not_kept() -> None:
     data = b"a\n" + b"x" * (MAX_LINE_BYTES + 1) + b"\nb\n" + b"y" * (2 * MAX_LINE_BYTES)
     cuts = list(range(0, len(data), 100_000))

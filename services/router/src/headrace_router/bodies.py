@@ -1,6 +1,7 @@
 """Reads request bodies within bounds, and decides which request id is shown."""
 
 import asyncio
+import codecs
 import re
 from typing import NamedTuple
 
@@ -160,6 +161,7 @@ async def receive_json(headers: Headers, receive: Receive, limits: BodyLimits) -
 
 
 async def _received(receive: Receive, limits: BodyLimits, share: Share) -> bytes:
+    """Without the byte order mark that Windows' programs put before it (RFC 8259 §8.1 allows to ignore it)."""
     parts: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()
@@ -180,7 +182,7 @@ async def _received(receive: Receive, limits: BodyLimits, share: Share) -> bytes
                 share.become(size)
                 parts.append(part)
                 if not message.get("more_body", False):
-                    return b"".join(parts)
+                    return b"".join(parts).removeprefix(codecs.BOM_UTF8)
                 if size - len(part) <= LOOK_BYTES < size:
                     _check_beginning(b"".join(parts))
     except TimeoutError:
@@ -189,7 +191,7 @@ async def _received(receive: Receive, limits: BodyLimits, share: Share) -> bytes
 
 def _check_beginning(data: bytes) -> None:
     """Megabytes that cannot become an object need not be read. Raises InvalidRequest."""
-    if not data.lstrip(BLANKS).startswith(b"{"):
+    if not data.removeprefix(codecs.BOM_UTF8).lstrip(BLANKS).startswith(b"{"):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_type")
 
 

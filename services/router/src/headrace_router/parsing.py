@@ -23,6 +23,8 @@ MAX_PARSED_BYTES = 24 << 20
 _NUMBERS: dict[type[BaseModel], str] = {CompletionBody: "prompt", EmbeddingBody: "input", DetokenizeBody: "tokens"}
 """Fields that may be long lists of token ids."""
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_LONE_SURROGATE = re.compile("unexpected end of hex escape|lone leading surrogate in hex escape")
+"""As the parser says it of texts that were cut between the two halves of a character."""
 _UNION_TAGS = {"str", "int", "float", "bool", "list", "dict", "none"}
 
 
@@ -113,9 +115,10 @@ def parse_fields(kind: type[T], fields: Mapping[str, Any]) -> T:
 def _explain(error: ValidationError) -> InvalidRequest:
     details = error.errors(include_url=False, include_context=False, include_input=False)
     # A union reports each of its branches; the one that got furthest is what the caller meant.
-    worst = max(details, key=lambda detail: len(detail["loc"]))
+    worst = max(details, key=lambda detail: _how_far(detail["loc"]))
     problem = worst["msg"]
     if worst["type"] == "json_invalid":
+        problem = _LONE_SURROGATE.sub("half of a surrogate pair stands alone", problem)
         return InvalidRequest(
             f"The body is no valid JSON: {problem.removeprefix('Invalid JSON: ')}", code="invalid_json"
         )
@@ -126,6 +129,10 @@ def _explain(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"'{param}' is required.", param=param, code="missing_required_parameter")
     code = "invalid_type" if worst["type"].endswith("_type") else "invalid_value"
     return InvalidRequest(f"Invalid '{param}': {problem[:1].lower()}{problem[1:]}.", param=param, code=code)
+
+
+def _how_far(location: Sequence[Any]) -> tuple[int, list[int]]:
+    return len(location), [element for element in location if isinstance(element, int)]
 
 
 def _param(location: Sequence[Any]) -> str | None:

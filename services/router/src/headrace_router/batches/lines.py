@@ -1,5 +1,6 @@
 """The lines of a batch's input: {"custom_id", "method", "url", "body"} each. Pure."""
 
+import codecs
 import hashlib
 from typing import NamedTuple
 
@@ -43,7 +44,8 @@ class BadLine(Exception):
 
 
 class LineSplitter:
-    """Bytes in pieces to lines, wherever the pieces are cut. A line may end with LF or CR LF; the last one need not."""
+    """Bytes in pieces to lines, wherever the pieces are cut. A line may end with LF or CR LF; the last one need not. A
+    byte order mark may stand at the beginning: Windows' programs write one."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -79,7 +81,8 @@ class LineSplitter:
 
     def _end_line(self, lines: list[tuple[int, bytes | None]]) -> None:
         self._number += 1
-        line = bytes(self._rest).strip()
+        line = bytes(self._rest)
+        line = (line.removeprefix(codecs.BOM_UTF8) if self._number == 1 else line).strip()
         if self._is_skipping or len(line) > MAX_LINE_BYTES:
             lines.append((self._number, None))
         elif line:
