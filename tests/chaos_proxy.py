@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves on demand, for tests and benchmarks: latency, a cut, a silent stall.
+"""A TCP proxy that misbehaves on demand, for tests and benchmarks: latency, a cut, a silent stall, other bytes.
 
 It forwards bytes in order; `delay_s` holds each chunk for that long in each direction without limiting the bandwidth.
 """
@@ -16,6 +16,8 @@ class ChaosProxy:
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
+        self.damage: Callable[[bytes], bytes] = lambda chunk: chunk
+        """Of what comes from the target."""
         self.port = 0
         self._target_port = target_port
         self._server: asyncio.Server | None = None
@@ -58,7 +60,7 @@ class ChaosProxy:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._forward(reader, up_writer))
-                    group.create_task(self._forward(up_reader, writer))
+                    group.create_task(self._forward(up_reader, writer, lambda chunk: self.damage(chunk)))
             finally:
                 up_writer.close()
         except* (ConnectionError, OSError, asyncio.IncompleteReadError):
@@ -66,7 +68,12 @@ class ChaosProxy:
         finally:
             writer.close()
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        damage: Callable[[bytes], bytes] = lambda chunk: chunk,
+    ) -> None:
         clock: Callable[[], float] = asyncio.get_running_loop().time
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_CHUNKS_IN_FLIGHT)
 
@@ -85,5 +92,5 @@ class ChaosProxy:
         async with asyncio.TaskGroup() as group:
             group.create_task(send())
             while chunk := await reader.read(_CHUNK_BYTES):
-                await queue.put((clock() + self.delay_s, chunk))
+                await queue.put((clock() + self.delay_s, damage(chunk)))
             await queue.put((clock() + self.delay_s, b""))

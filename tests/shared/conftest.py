@@ -1,18 +1,25 @@
 """Buses for the tests of this package."""
 
+import asyncio
 import io
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import structlog
+import uvloop
 
 from headrace_shared.broker import NatsServer
 from headrace_shared.memory_bus import MemoryBroker, MemoryBus
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.subjects import requests_stream
 from tests.shared.bus_helpers import BUCKET, CONSUMER, Connect, Pair
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """As in the services. Most other tests connect to the broker with asyncio's own."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.nats)])

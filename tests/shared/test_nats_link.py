@@ -103,3 +103,12 @@ async def test_a_broker_that_hangs_up_at_once_is_not_called_all_the_time(monkeyp
     await asyncio.sleep(0.5)
     await link.close()
     assert num_attempts < 20
+
+
+async def test_an_address_that_means_nothing_is_told() -> None:
+    """And not that there is no server, which is nats-py's word for anything."""
+    server = "nats://nobody.invalid:4222"
+    link = NatsLink(LinkOptions((server,), "test", NOBODY_IN_PARTICULAR, 2.0), Nobody())
+    with pytest.raises(BusUnavailable, match=rf"no broker at {server}: .*\bname\b"):
+        await link.open(0.0)
+    await link.close()

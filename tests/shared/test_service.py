@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +22,7 @@ from headrace_shared.health import MAX_CONNECTIONS, HealthServer
 from headrace_shared.memory_bus import MemoryBus
 from headrace_shared.service import Service
 from headrace_shared.subjects import telemetry_subject
+from tests.patience import PATIENCE_S
 
 
 async def test_the_body_ends_its_tasks() -> None:
@@ -260,6 +263,63 @@ def test_sigterm_drains_and_ends_with_0(tmp_path: Path) -> None:
     program.process.send_signal(signal.SIGTERM)
     code, errors = program.end()
     assert code == 0 and '"stopped"' in errors
+
+
+def test_a_terminal_that_is_closed_drains_unless_it_is_ignored(tmp_path: Path) -> None:
+    program = Program(tmp_path, "await service.draining.wait()")
+    program.wait_for("health endpoint")
+    program.process.send_signal(signal.SIGHUP)
+    code, errors = program.end()
+    assert code == 0 and '"stopped"' in errors
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        program = Program(tmp_path, "await service.draining.wait()")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    program.wait_for("health endpoint")
+    program.process.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    program.process.send_signal(signal.SIGTERM)
+    program.wait_for("stopping")
+    code, errors = program.end()
+    assert code == 0 and '"stopped"' in errors and '"stopping"' not in errors
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("service", ["router", "scheduler", "worker", "autoscaler"])
+def test_a_service_runs_without_standard_streams(service: str, closed: tuple[int, ...]) -> None:
+    """Its sockets have other numbers then, or libuv would end it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    settings = {"NATS_URL": "nats://127.0.0.1:1", "MODEL": "smollm2-135m", "PORT": port, "HEALTH_PORT": port}
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"headrace_{service}"],
+        env=os.environ | {f"HEADRACE_{key}": str(value) for key, value in settings.items()},
+        preexec_fn=close,
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not _listens(port):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        streams = {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in closed}
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        assert streams == {os.devnull}
+    finally:
+        process.kill()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from headrace_shared.broker import NatsServer
@@ -14,3 +16,17 @@ async def test_addresses_may_be_written_with_spaces_and_the_connection_ends_with
     async with service_bus(Service("router", "router-1"), settings) as bus:
         assert bus.is_connected
     assert not bus.is_connected
+
+
+async def test_who_is_to_end_waits_for_no_broker() -> None:
+    settings = CommonSettings(nats_url="nats://127.0.0.1:1")
+    service = Service("router", "router-1")
+
+    async def body(service: Service) -> None:
+        async with service_bus(service, settings):
+            pass
+
+    run = asyncio.create_task(service.run(body, drain_timeout_s=3600))
+    await asyncio.sleep(0.1)
+    service.drain()
+    assert await asyncio.wait_for(run, 20) == 0

@@ -11,14 +11,14 @@ import signal
 import sys
 from importlib import import_module
 
+from headrace_shared.standard_streams import fill_standard_streams
+
 
 def main() -> None:
     has_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else whoever started us ignores it
     if has_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as some start daemons
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process lives
+    fill_standard_streams()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # terminals that know few characters are answered with what they know
             stream.reconfigure(errors="replace")

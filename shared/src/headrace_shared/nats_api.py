@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace_shared.errors import (
     BusError,
     BusRefused,
     BusUnavailable,
+    OutcomeUnknown,
     PayloadTooLarge,
     QueueFull,
     RevisionConflict,
 )
+from headrace_shared.nats_client import Incoming
 from headrace_shared.nats_connection import NatsConnection
 
 # Error codes of the JetStream API.
@@ -37,8 +39,7 @@ class JetStreamApi:
         """The answer as it is, `error` included. Raises BusUnavailable, OutcomeUnknown."""
         body = json.dumps(arguments).encode() if arguments else b""
         reply = await self.connection.request(f"$JS.API.{call}", body, timeout_s=self.timeout_s)
-        answer: dict[str, Any] = json.loads(reply.data)
-        return answer
+        return answer_of(reply)
 
     async def must(self, call: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The same, but an `error` is raised, as a BusError."""
@@ -46,6 +47,24 @@ class JetStreamApi:
         if "error" in answer:
             raise error_of(answer, call)
         return answer
+
+
+class Answer(dict[str, Any]):
+    """An object of an answer. Raises OutcomeUnknown for what is missing in it."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise OutcomeUnknown(f"the broker's answer has no {key}")
+
+
+def answer_of(reply: Incoming) -> dict[str, Any]:
+    """Raises OutcomeUnknown for what is no answer of the API: one that cannot be read is none."""
+    try:
+        answer = json.loads(reply.data, object_hook=Answer)
+    except ValueError as error:
+        raise OutcomeUnknown(f"the broker's answer is not readable: {error}") from error
+    if not isinstance(answer, dict):
+        raise OutcomeUnknown("the broker's answer is not readable")
+    return answer
 
 
 def error_code(answer: Mapping[str, Any]) -> int:

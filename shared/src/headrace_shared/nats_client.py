@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 import nats.aio.client
 import nats.errors
+import structlog
+
+log = structlog.get_logger(__name__)
 
 
 class Incoming(NamedTuple):
@@ -34,6 +37,10 @@ class Incoming(NamedTuple):
 NO_HEADERS: Mapping[str, str] = {}
 MAX_GATHERED_BYTES = 64 * 1024
 """More is written at once."""
+MAX_DIGITS = 10
+"""Of a size, or of a subscription's number."""
+MAX_TOLD = 200
+"""Bytes of a line that is not readable."""
 _END = b"\r\n"
 _STATUS = "Status"
 _STATUS_LINE = re.compile(rb"NATS/1\.0 +(\d{3}) *(.*)", re.DOTALL)
@@ -55,7 +62,7 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
     async def connect(self, *arguments: Any, **options: Any) -> None:
         await super().connect(*arguments, **options)
         self._socket = socket = self._writer.transport
-        socket.set_protocol(_Reader(socket.get_protocol(), self._handlers))
+        socket.set_protocol(_Reader(socket, self._handlers))
 
     @property
     def unsent_bytes(self) -> int:
@@ -136,23 +143,36 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
 class _Reader(asyncio.Protocol):
     """Takes the messages out of what is read. The rest is for the stream that nats-py reads."""
 
-    def __init__(self, stream: Any, handlers: Mapping[int, Callable[[Incoming], None]]) -> None:
-        """`stream`: the protocol of nats-py's stream."""
-        self._stream = stream
+    def __init__(self, socket: asyncio.Transport, handlers: Mapping[int, Callable[[Incoming], None]]) -> None:
+        """`socket`: which the protocol of nats-py's stream reads until now."""
+        self._socket = socket
+        self._stream: Any = socket.get_protocol()
         self._handlers = handlers
         self._rest = b""
         """Of a line or a message that is not complete."""
 
     def data_received(self, data: bytes) -> None:
-        data = self._rest + data if self._rest else data
+        """Where a message is not what its line says, something on the way has lost or changed bytes, and what follows
+        may be anything: the connection is given up, and what was asked on it has no answer."""
+        try:
+            self._read(self._rest + data if self._rest else data)
+        except _Unreadable as error:
+            log.warning("what comes from the broker is not readable", line=str(error))
+            self._rest = b""
+            self._socket.abort()
+
+    def _read(self, data: bytes) -> None:
         start = 0
         while (end := data.find(_END, start)) >= 0:
             begins = end + len(_END)
             if data.startswith((b"MSG ", b"HMSG "), start):
-                ends = begins + int(data[data.rindex(b" ", start, end) : end])
+                line = data[start:end].split(b" ")
+                ends = begins + _number(line, -1)
                 if len(data) < ends + len(_END):
                     break
-                self._deliver(data[start:end].split(b" "), data[begins:ends])
+                if not data.startswith(_END, ends):
+                    raise _unreadable(line)
+                self._deliver(line, data[begins:ends])
                 start = ends + len(_END)
             else:
                 self._stream.data_received(data[start:begins])
@@ -162,12 +182,17 @@ class _Reader(asyncio.Protocol):
     def _deliver(self, line: list[bytes], data: bytes) -> None:
         """`line`: MSG <subject> <number> [reply-to] <size>, or HMSG and the size of the headers before that of all.
         Subjects may hold any bytes but blanks and line ends: what others send must not cost us the connection."""
-        handler = self._handlers.get(int(line[2]))
+        num_sizes = 2 if line[0] == b"HMSG" else 1
+        if not 3 <= len(line) - num_sizes <= 4:
+            raise _unreadable(line)
+        handler = self._handlers.get(_number(line, 2))
         if handler is None:  # it was on its way when we unsubscribed
             return
-        headers, num_sizes = NO_HEADERS, 1
-        if line[0] == b"HMSG":
-            size, num_sizes = int(line[-2]), 2
+        headers = NO_HEADERS
+        if num_sizes == 2:
+            size = _number(line, -2)
+            if size > len(data):
+                raise _unreadable(line)
             headers, data = _headers_of(data[:size]), data[size:]
         reply_to = line[3].decode(errors="replace") if len(line) > 3 + num_sizes else ""
         handler(Incoming(line[1].decode(errors="replace"), reply_to, data, headers))
@@ -184,6 +209,21 @@ class _Reader(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._stream.resume_writing()
+
+
+class _Unreadable(Exception):
+    """What is no line of the broker's."""
+
+
+def _unreadable(line: list[bytes]) -> _Unreadable:
+    return _Unreadable(repr(b" ".join(line)[:MAX_TOLD]))
+
+
+def _number(line: list[bytes], place: int) -> int:
+    word = line[place]
+    if not word.isdigit() or len(word) > MAX_DIGITS:
+        raise _unreadable(line)
+    return int(word)
 
 
 def _headers_of(block: bytes) -> dict[str, str]:

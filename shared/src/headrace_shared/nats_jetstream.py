@@ -18,6 +18,7 @@ from headrace_shared.nats_api import (
     DELETE_FAILED,
     STREAM_NOT_FOUND,
     JetStreamApi,
+    answer_of,
     error_code,
     error_of,
 )
@@ -126,7 +127,7 @@ class JetStream:
         """Stores a message in the stream of the subject; returns its sequence."""
         check_subject(subject)
         reply = await self._connection.request(subject, data, headers, timeout_s=self._timeout_s)
-        answer = json.loads(reply.data)
+        answer = answer_of(reply)
         if "error" in answer:
             raise error_of(answer, subject, len(data))
         sequence: int = answer["seq"]
@@ -142,8 +143,7 @@ class JetStream:
         raise error_of(answer, stream)
 
     async def clock(self, stream: str) -> float:
-        answer = await self.must(f"STREAM.INFO.{stream}")
-        return datetime.fromisoformat(answer["ts"]).timestamp()
+        return _moment((await self.must(f"STREAM.INFO.{stream}"))["ts"])
 
     async def num_messages(self, stream: str) -> int:
         return int((await self.must(f"STREAM.INFO.{stream}"))["state"]["messages"])
@@ -154,8 +154,7 @@ class JetStream:
         return info["created"], info["state"]["last_seq"]
 
     async def made_at(self, stream: str) -> float:
-        answer = await self.must(f"STREAM.INFO.{stream}")
-        return datetime.fromisoformat(answer["created"]).timestamp()
+        return _moment((await self.must(f"STREAM.INFO.{stream}"))["created"])
 
     async def purge(self, stream: str, subject: str) -> None:
         await self.must(f"STREAM.PURGE.{stream}", {"filter": subject})
@@ -206,7 +205,10 @@ class JetStream:
                 log.error("a message that nobody sent to the queue is taken out", subject=reply.subject)
                 self._tell(reply.reply_to, b"+TERM")
             elif reply is not None and reply.reply_to:
-                ack = parse_ack_subject(reply.reply_to)
+                try:
+                    ack = parse_ack_subject(reply.reply_to)
+                except ValueError as error:  # the queue offers it again
+                    raise BusUnavailable(f"nobody can settle a delivery: {error}") from error
                 return Delivery(
                     subject=reply.subject,
                     data=reply.data,
@@ -293,6 +295,14 @@ class JetStream:
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+def _moment(told: str) -> float:
+    """Raises BusUnavailable."""
+    try:
+        return datetime.fromisoformat(told).timestamp()
+    except ValueError as error:
+        raise BusUnavailable(f"the broker's answer is not readable: {error}") from error
 
 
 def _depth_of(info: Mapping[str, Any]) -> QueueDepth:

@@ -197,7 +197,7 @@ class NatsLink:
     async def _establish(self, deadline: float) -> None:
         """A new client, trying until the deadline (monotonic). Raises BusUnavailable then, or at once if the broker
         refuses who we are."""
-        retry_s = MIN_RETRY_S
+        retry_s, is_told = MIN_RETRY_S, False
         servers = self._options.servers
         while True:
             self._client = DirectClient()
@@ -215,12 +215,13 @@ class NatsLink:
                 return
             if not isinstance(error, OSError | nats.errors.Error | BusUnavailable | OutcomeUnknown):
                 raise error
-            log.debug("cannot connect", error=repr(error), connection=self._options.name)
+            tell = log.debug if is_told else log.info
+            tell("cannot connect; trying again", error=_reason(error), connection=self._options.name)
+            is_told = True
             if "authorization violation" in str(error).lower():
                 raise BusUnavailable(f"the broker at {', '.join(servers)} refuses our credentials") from error
             if time.monotonic() > deadline:
-                reason = str(error) or type(error).__name__
-                raise BusUnavailable(f"no broker at {', '.join(servers)}: {reason}") from error
+                raise BusUnavailable(f"no broker at {', '.join(servers)}: {_reason(error)}") from error
             await asyncio.sleep(random.uniform(MIN_RETRY_S, retry_s))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
@@ -264,6 +265,8 @@ class NatsLink:
                 pending_size=0,
                 skip_subject_validation=True,
             )
+        except nats.errors.NoServersError as error:  # which is all that it says
+            raise BusUnavailable(_reason(client.last_error or error)) from error
         except (OSError, nats.errors.Error):
             raise
         except Exception as error:  # it expects no greeting that is cut, or of something else than a broker
@@ -298,6 +301,10 @@ class NatsLink:
             log.warning("the broker refuses something", error=str(error), connection=self._options.name)
         else:
             log.debug("nats", error=repr(error), connection=self._options.name)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 async def _close_client(client: DirectClient) -> None:

@@ -10,8 +10,11 @@ from headrace_shared.nats_client import Incoming
 
 
 def message_of(told: Mapping[str, Any]) -> Message:
-    """`told`: the answer's `message`."""
-    data, headers = (base64.b64decode(told.get(part, "")) for part in ("data", "hdrs"))
+    """`told`: the answer's `message`. Raises BusUnavailable if it is not readable."""
+    try:
+        data, headers = (base64.b64decode(told.get(part, "")) for part in ("data", "hdrs"))
+    except ValueError as error:
+        raise BusUnavailable(f"the broker's answer is not readable: {error}") from error
     return Message(told["subject"], data, _headers_of(headers), told["seq"])
 
 
@@ -22,12 +25,14 @@ def _headers_of(block: bytes) -> dict[str, str]:
 
 
 def stored_message(reply: Incoming) -> Message:
-    """From a direct get. Raises BusUnavailable for a status, as when the broker is not ready."""
+    """From a direct get. Raises BusUnavailable for a status, as when the broker is not ready, and for what is no such
+    message."""
     headers = dict(reply.headers)
-    if reply.status or "Nats-Sequence" not in headers:
+    place = headers.get("Nats-Sequence", "")
+    if reply.status or not place.isdecimal() or "Nats-Subject" not in headers:
         raise BusUnavailable(f"{reply.status} {headers.get('Description', '')}")
     own = {key: value for key, value in headers.items() if key not in _READ_HEADERS}
-    return Message(headers["Nats-Subject"], reply.data, own, int(headers["Nats-Sequence"]))
+    return Message(headers["Nats-Subject"], reply.data, own, int(place))
 
 
 _READ_HEADERS = frozenset(

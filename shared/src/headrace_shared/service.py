@@ -5,7 +5,8 @@
 `body(service)` is the whole service. It connects, starts its loops with `service.spawn`, says `service.set_ready()`,
 waits for `service.draining`, finishes what is running and returns. What can end it otherwise:
 
-- SIGTERM or SIGINT set `draining`; `drain_timeout_s` later, or at a second signal, the body is cancelled (exit code 0);
+- SIGTERM, SIGINT or (unless it is ignored) SIGHUP set `draining`; `drain_timeout_s` later, or at a second signal, the
+  body is cancelled (exit code 0);
 - `service.fail(reason)`, as when the broker's connection closes for good, cancels the body (exit code 1);
 - an exception of the body or of a spawned task ends everything (exit code 1; 2 for a ConfigError, told in one line).
 
@@ -231,8 +232,10 @@ async def _supervise(
             _exit_after(STOP_TIMEOUT_S)
         service.drain()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # What was started with nohup outlives its terminal.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal)
     health = HealthServer(service.not_ready, service.metrics.render)
     if serve_health:
         try:

@@ -1,5 +1,6 @@
 """A service's connection to the broker, from its settings."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,6 +8,7 @@ from headrace_shared.broker_permissions import Role
 from headrace_shared.common_settings import CommonSettings
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
+from headrace_shared.tasks import done_before
 from headrace_shared.telemetry import Instrument
 
 CONNECTED = Instrument("gauge", "headrace_broker_connected", "1 while the broker answers.")
@@ -18,9 +20,24 @@ RECONNECTS = Instrument("counter", "headrace_broker_reconnects_total", "Times th
 
 @asynccontextmanager
 async def service_bus(service: Service, settings: CommonSettings) -> AsyncIterator[NatsBus]:
-    """Connects, and disconnects at the end of the block. The service fails when the connection closes for good. Raises
-    BusUnavailable."""
-    bus = await NatsBus.connect(
+    """Connects, and disconnects at the end of the block. The service fails when the connection closes for good, and
+    ends if it is to end before there is one. Raises BusUnavailable."""
+    connecting = asyncio.create_task(_connect(service, settings), name="connect")
+    if not await done_before(service.draining, connecting):
+        service.stop()
+        await asyncio.Event().wait()  # for the cancellation
+    bus = connecting.result()
+    service.metrics.gauge(CONNECTED).set_function(lambda: float(bus.is_connected))
+    service.metrics.gauge(DISCONNECTED).set_function(lambda: bus.disconnected_for_s)
+    bus.on_reconnect(service.metrics.counter(RECONNECTS).inc)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def _connect(service: Service, settings: CommonSettings) -> NatsBus:
+    return await NatsBus.connect(
         [url.strip() for url in settings.nats_url.split(",")],
         name=service.id,
         on_closed=lambda: service.fail("the broker's connection is closed for good"),
@@ -31,10 +48,3 @@ async def service_bus(service: Service, settings: CommonSettings) -> AsyncIterat
         authority=settings.broker_ca,
         num_replicas=settings.nats_replicas,
     )
-    service.metrics.gauge(CONNECTED).set_function(lambda: float(bus.is_connected))
-    service.metrics.gauge(DISCONNECTED).set_function(lambda: bus.disconnected_for_s)
-    bus.on_reconnect(service.metrics.counter(RECONNECTS).inc)
-    try:
-        yield bus
-    finally:
-        await bus.close()

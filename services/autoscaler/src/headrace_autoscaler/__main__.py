@@ -11,9 +11,11 @@ from headrace_autoscaler.settings import AutoscalerSettings
 from headrace_shared.service import Service, run_service
 from headrace_shared.service_bus import service_bus
 from headrace_shared.settings import load_settings_or_exit
+from headrace_shared.standard_streams import fill_standard_streams
 
 
 def main() -> int:
+    fill_standard_streams()
     settings = load_settings_or_exit(
         AutoscalerSettings,
         prog="headrace-autoscaler",

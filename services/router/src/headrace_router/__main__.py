@@ -10,9 +10,11 @@ from headrace_router.service import RouterService
 from headrace_router.settings import RouterSettings
 from headrace_shared.service import run_service
 from headrace_shared.settings import load_settings_or_exit
+from headrace_shared.standard_streams import fill_standard_streams
 
 
 def main() -> int:
+    fill_standard_streams()
     bound_allocator()
     bound_tokenizers()
     settings = load_settings_or_exit(

@@ -10,9 +10,11 @@ from headrace_scheduler.settings import SchedulerSettings
 from headrace_shared.service import Service, run_service
 from headrace_shared.service_bus import service_bus
 from headrace_shared.settings import load_settings_or_exit
+from headrace_shared.standard_streams import fill_standard_streams
 
 
 def main() -> int:
+    fill_standard_streams()
     settings = load_settings_or_exit(
         SchedulerSettings, prog="headrace-scheduler", description="Places queued requests on workers."
     )

@@ -9,6 +9,7 @@ from headrace_shared.errors import ConfigError
 from headrace_shared.service import Service, run_service
 from headrace_shared.service_bus import service_bus
 from headrace_shared.settings import load_settings_or_exit
+from headrace_shared.standard_streams import fill_standard_streams
 from headrace_worker.parallel.member_service import MemberService
 from headrace_worker.service import WorkerService
 from headrace_worker.settings import WorkerSettings
@@ -16,6 +17,7 @@ from headrace_worker.timing.host import TimingHost
 
 
 def main() -> int:
+    fill_standard_streams()
     settings = load_settings_or_exit(
         WorkerSettings, prog="headrace-worker", description="Runs a model on this machine's device."
     )
