@@ -44,6 +44,27 @@ def test_compiles_anew_for_another_compiler_or_processor(compiler: Path, monkeyp
     assert len({first, second, third}) == 3
 
 
+@pytest.mark.parametrize("size", [0, 1, 4096, -1])
+def test_what_is_left_of_a_file_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Of a library that is cut off, the loader maps what is not there: the process dies of SIGBUS."""
+    source = Path(library("native").functions._name)
+    body = f'[ "$1" = --version ] && exit\nfor last; do :; done\ncp {source} "$last"'
+    monkeypatch.setenv("CXX", str(_script(tmp_path / "compiler", body)))
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    built = build.built_library()
+    complete = built.read_bytes()
+    built.write_bytes(complete[:size])
+    assert build.built_library() == built
+    assert built.read_bytes() == complete
+    Library(built)
+
+
+def test_a_cache_that_cannot_be_looked_into_is_no_disaster(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", "/" + "x" * 300)
+    with pytest.raises(NativeUnavailable, match="cannot write"):
+        build.built_library()
+
+
 def test_says_what_the_compiler_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(_script(tmp_path / "broken", "echo no such header >&2; exit 1")))
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))

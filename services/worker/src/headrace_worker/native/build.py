@@ -1,7 +1,9 @@
 """Compiles the kernels with the compiler that is at hand, once, into the user's cache.
 
 The result depends on the sources, the compiler and the processor, so its name does too: whoever changes one of them
-gets a new file, and nobody compiles twice. The file appears by a rename, so that two processes may compile at once.
+gets a new file, and nobody compiles twice. The file appears by a rename, so that two processes may compile at once. It
+ends with a digest of what is before: what a crash or a full disk left of a file is compiled again, where loading it
+would end the process, or fail at every start.
 `python -m headrace_worker.native.build` does it ahead of the first start.
 """
 
@@ -36,13 +38,15 @@ def built_library(defines: Sequence[str] = ()) -> Path:
     name = f"kernels-{_key(compiler, flags)}.so"
     folder = cache_folder()
     library = folder / name
-    if library.exists():
-        return library
     try:
+        if _is_whole(library):
+            return library
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
             fresh = Path(scratch) / name
             _compile(compiler, flags, fresh)
+            with fresh.open("ab") as file:
+                file.write(_digest(fresh.read_bytes()))
             os.replace(fresh, library)
     except OSError as error:
         raise NativeUnavailable(f"cannot write {folder}: {error}") from error
@@ -72,6 +76,20 @@ def cache_folder() -> Path:
         return (Path(base) if base else Path("~/.cache").expanduser()) / "headrace" / "kernels"
     except RuntimeError as error:
         raise NativeUnavailable("there is no home folder to keep them in; set XDG_CACHE_HOME") from error
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is there, as it was written."""
+    try:
+        written = library.read_bytes()
+    except FileNotFoundError:
+        return False
+    size = len(written) - hashlib.sha256().digest_size
+    return size > 0 and _digest(written[:size]) == written[size:]
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _compile(compiler: str, flags: list[str], target: Path) -> None:
