@@ -87,7 +87,7 @@ def _with_headers(address: bytes, headers: bytes, data: bytes) -> bytes:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 20, 1000])
 def test_messages_are_found_however_they_are_cut(size: int) -> None:
     stream, got = Stream(), list[Incoming]()
-    reader = _Reader(stream, {1: got.append, 12: got.append})
+    reader = _Reader(stream, {1: got.append, 12: got.append}, pytest.fail)
     wire = (
         b"PING\r\nMSG a 1 5\r\nP\r\nNG\r\nINFO {}\r\nMSG b.c 12 back 0\r\n\r\nMSG gone 3 1\r\nx\r\n"
         + _with_headers(b"d 1", b"NATS/1.0\r\nKey: a:b\r\nNo\r\n\r\n", b"{}")
@@ -112,7 +112,7 @@ def test_messages_are_found_however_they_are_cut(size: int) -> None:
 def test_a_subject_may_hold_any_bytes(odd: bytes) -> None:
     """The broker lets them pass, and an error here would cost the connection."""
     got: list[Incoming] = []
-    reader = _Reader(Stream(), {1: got.append})
+    reader = _Reader(Stream(), {1: got.append}, pytest.fail)
     reader.data_received(b"MSG a.%b 1 1\r\nx\r\nMSG a 1 back.%b 1\r\ny\r\nMSG b 1 0\r\n\r\n" % (odd, odd))
     text = odd.decode(errors="replace")
     assert got == [(f"a.{text}", "", b"x", {}), ("a", f"back.{text}", b"y", {}), ("b", "", b"", {})]
@@ -133,7 +133,7 @@ def test_a_subject_may_hold_any_bytes(odd: bytes) -> None:
 def test_only_the_server_itself_tells_a_status(headers: bytes) -> None:
     """What was stored with one would end the reading of a stream."""
     got: list[Incoming] = []
-    _Reader(Stream(), {1: got.append}).data_received(_with_headers(b"a 1", headers, b"x"))
+    _Reader(Stream(), {1: got.append}, pytest.fail).data_received(_with_headers(b"a 1", headers, b"x"))
     assert [(message.status, message.data) for message in got] == [("", b"x")]
 
 

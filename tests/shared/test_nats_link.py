@@ -109,6 +109,6 @@ async def test_an_address_that_means_nothing_is_told() -> None:
     """And not that there is no server, which is nats-py's word for anything."""
     server = "nats://nobody.invalid:4222"
     link = NatsLink(LinkOptions((server,), "test", NOBODY_IN_PARTICULAR, 2.0), Nobody())
-    with pytest.raises(BusUnavailable, match=rf"no broker at {server}: .*\bname\b"):
+    with pytest.raises(BusUnavailable, match=rf"(?i)no broker at {server}: .*\bname\b"):
         await link.open(0.0)
     await link.close()

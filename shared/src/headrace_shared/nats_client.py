@@ -62,7 +62,7 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
     async def connect(self, *arguments: Any, **options: Any) -> None:
         await super().connect(*arguments, **options)
         self._socket = socket = self._writer.transport
-        socket.set_protocol(_Reader(socket, self._handlers))
+        socket.set_protocol(_Reader(socket.get_protocol(), self._handlers, socket.abort))
 
     @property
     def unsent_bytes(self) -> int:
@@ -143,10 +143,12 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
 class _Reader(asyncio.Protocol):
     """Takes the messages out of what is read. The rest is for the stream that nats-py reads."""
 
-    def __init__(self, socket: asyncio.Transport, handlers: Mapping[int, Callable[[Incoming], None]]) -> None:
-        """`socket`: which the protocol of nats-py's stream reads until now."""
-        self._socket = socket
-        self._stream: Any = socket.get_protocol()
+    def __init__(
+        self, stream: Any, handlers: Mapping[int, Callable[[Incoming], None]], abort: Callable[[], None]
+    ) -> None:
+        """`stream`: the protocol of nats-py's stream. `abort` gives the connection up."""
+        self._stream = stream
+        self._abort = abort
         self._handlers = handlers
         self._rest = b""
         """Of a line or a message that is not complete."""
@@ -159,7 +161,7 @@ class _Reader(asyncio.Protocol):
         except _Unreadable as error:
             log.warning("what comes from the broker is not readable", line=str(error))
             self._rest = b""
-            self._socket.abort()
+            self._abort()
 
     def _read(self, data: bytes) -> None:
         start = 0

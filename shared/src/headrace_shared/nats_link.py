@@ -237,6 +237,13 @@ class NatsLink:
             if client is self._client:
                 self._lost.set()
 
+        cause: Exception | None = None
+
+        async def on_error(error: Exception) -> None:
+            nonlocal cause
+            cause = error
+            self._on_error(error)
+
         options, identity = self._options, self._options.identity
         try:
             loaded = await asyncio.to_thread(identity.load)
@@ -255,7 +262,7 @@ class NatsLink:
                 tls=loaded.tls,
                 tls_handshake_first=loaded.tls is not None,
                 closed_cb=on_client_closed,
-                error_cb=self._on_error,
+                error_cb=on_error,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=MIN_RETRY_S,
@@ -266,7 +273,7 @@ class NatsLink:
                 skip_subject_validation=True,
             )
         except nats.errors.NoServersError as error:  # which is all that it says
-            raise BusUnavailable(_reason(client.last_error or error)) from error
+            raise BusUnavailable(_reason(cause or error)) from error
         except (OSError, nats.errors.Error):
             raise
         except Exception as error:  # it expects no greeting that is cut, or of something else than a broker
@@ -293,7 +300,7 @@ class NatsLink:
         await self._user.link_down()
         await asyncio.wait([task], timeout=DISPOSE_TIMEOUT_S)
 
-    async def _on_error(self, error: Exception) -> None:
+    def _on_error(self, error: Exception) -> None:
         is_refusal = "permissions violation" in str(error).lower()
         now = time.monotonic()
         if is_refusal and now >= self._may_warn_at:
