@@ -21,55 +21,14 @@ from headrace_shared.messages import (
     Request,
     RequestEnded,
     RequestId,
-    SequenceId,
     WorkerId,
 )
 from headrace_shared.record_messages import LossRecord
 from tests.scheduler import oracle
+from tests.scheduler.choice_view import ChoiceView
 from tests.scheduler.model_worker import ModelWorker
 
 NOW = 0.0
-
-
-@dataclass
-class ChoiceView:
-    """One choice in the token log, and as the router shows it to the client."""
-
-    logged: dict[int, int] = field(default_factory=dict)
-    logged_attempt: int = 0
-    logged_finish: FinishReason | None = None
-    seen_attempt: int = 0
-    shown: list[int] = field(default_factory=list)
-    shown_finish: FinishReason | None = None
-    stays: dict[int, SequenceId] = field(default_factory=dict)
-    """By attempt. Without a change of scheduler each stay has an attempt of its own."""
-
-    def take(self, admission: Admission, index: int, tokens: list[int], finish: FinishReason | None) -> None:
-        for i, token in enumerate(tokens, start=index):
-            assert self.logged.setdefault(i, token) == token, (admission.request.request_id, i)
-        self.logged_attempt = max(self.logged_attempt, admission.attempt)
-        self.logged_finish = self.logged_finish or finish
-        if admission.attempt < self.seen_attempt:
-            return
-        self.seen_attempt = admission.attempt
-        while len(self.shown) < index:
-            self.shown.append(self.logged[len(self.shown)])  # a gap, repaired from the log
-        self.shown += tokens[max(0, len(self.shown) - index) :]
-        self.shown_finish = self.shown_finish or finish
-
-    def repair(self) -> bool:
-        """The request has ended: what the log has beyond what was shown is shown. False if there is nothing."""
-        missing = [self.logged[i] for i in range(len(self.shown), len(self.logged))]
-        self.shown += missing
-        was_finished = self.shown_finish is not None
-        self.shown_finish = self.shown_finish or self.logged_finish
-        return bool(missing) or not was_finished
-
-    def log(self) -> ChoiceLog | None:
-        if not self.logged:
-            return None
-        output = [self.logged[i] for i in range(len(self.logged))]
-        return ChoiceLog(output, self.logged_attempt, self.logged_finish)
 
 
 @dataclass
@@ -91,7 +50,7 @@ class QueuedMessage:
         return [] if None in cut else [choice for choice in range(len(self.choices)) if choice not in cut]
 
     def logs(self) -> dict[int, ChoiceLog]:
-        return {i: log for i, view in enumerate(self.choices) if (log := view.log()) is not None}
+        return {i: view.log() for i, view in enumerate(self.choices) if view.frames}
 
 
 @dataclass
@@ -133,7 +92,7 @@ class ModelFleet:
 
     def send(self, request: Request) -> None:
         message = QueuedMessage(request, stream_sequence=len(self.messages) + 1)
-        message.choices = [ChoiceView() for _ in range(request.num_choices)]
+        message.choices = [ChoiceView(choice) for choice in range(request.num_choices)]
         self.messages[request.request_id] = message
         self.deliver(message)
 
@@ -363,6 +322,9 @@ class ModelFleet:
             owned = self.scheduler.request(request_id)
             if owned is not None:
                 before = owned.num_generated
+                for sequence in owned.sequences:
+                    known = ChoiceLog(list(sequence.output), sequence.last_attempt or 0)
+                    self.messages[request_id].choices[sequence.choice].check_tail(known)
                 self.scheduler.restore(request_id, self.messages[request_id].logs(), NOW)
                 self.num_caught_up += owned.num_generated - before
         self.unread.clear()

@@ -95,6 +95,31 @@ async def test_what_was_told_to_its_end_is_not_generated_again() -> None:
     assert not decisions.credits and [ended.event.outcome for ended in decisions.ended] == [Outcome.FINISHED]
 
 
+async def test_the_end_that_a_worker_tells_whom_routers_listen_to_no_more_is_not_the_end() -> None:
+    """It had been taken for lost, and went on: the router listens to the next attempt by now, has got 9 and 10 of it,
+    and drops all that the earlier one tells. The next attempt is lost as well, before its end: were that of the earlier
+    one believed, the router would be told the end before it has the last tokens."""
+    site = Site()
+    await site.bus.ensure_stream(TOKENS)
+    tell(site.bus, site.request, frame(0, 7, 8))
+    site.look_back.ask(site.lose(), are_new=False)
+    await site.answer()
+    [placed] = admissions(step(site.core), W2)
+    told = (frame(2, 9, attempt=1), frame(2, 9), frame(3, 10, attempt=1), frame(3, 10), frame(4, 11))
+    for event in (*told, frame(5, 12, finish=FinishReason.STOP)):
+        tell(site.bus, site.request, event)
+    advance(site.core, placed.sequence_id, 44, 9, 10, worker=W2)
+    lost = site.core.worker_lost(W2, NOW, reads_logs=True)
+    site.core.add_worker(W1, facts(), (), NOW)
+    site.woken.clear()
+    site.look_back.ask(lost, are_new=False)
+    await site.answer()
+    decisions = step(site.core)
+    [again] = admissions(decisions)
+    assert not decisions.ended and again.attempt == 2
+    assert unpack_ids(again.output).tolist() == [7, 8, 9, 10]
+
+
 async def test_a_request_that_has_ended_is_only_acknowledged() -> None:
     site = Site()
     await site.bus.ensure_stream(TOKENS)
@@ -203,6 +228,6 @@ async def test_the_end_of_a_long_log_is_found_among_others(window: int, monkeypa
         return messages
 
     monkeypatch.setattr(bus, "read", counted)
-    log = await read_beyond(bus, wanted, {0: range(195)}, window)
+    log = await read_beyond(bus, wanted, {0: ChoiceLog(range(195), 0)}, window)
     assert log.choices[0].output == tuple(range(200)) and not log.has_ended
     assert num_read == ([200] if window == WINDOW else [1 + window // 2, 200])

@@ -1,5 +1,6 @@
 """What a successor learns from the token log."""
 
+from headrace_scheduler.decisions import ChoiceLog
 from headrace_scheduler.token_log import RequestLog, parse_log
 from headrace_shared import codec
 from headrace_shared.messages import FinishReason, Outcome, RequestEnded, RequestId, TokenFrame
@@ -36,11 +37,41 @@ def test_only_what_follows_the_beginning_without_a_gap_counts() -> None:
 
 
 def test_a_tail_is_put_behind_what_is_known() -> None:
-    known = {0: [5, 6], 1: [8]}
+    known = {0: ChoiceLog([5, 6], 2), 1: ChoiceLog([8], 0)}
     log = parse_log([frame(1, 6, attempt=2), frame(2, 7, attempt=2, finish=FinishReason.STOP)], known=known)
-    assert log.choices == {0: ((5, 6, 7), 2, FinishReason.STOP)} and not log.has_gap
-    log = parse_log([frame(3, 7), frame(1, 9, choice=1)], known=known)
-    assert log.has_gap and log.choices[1].output == (8, 9)
+    assert log.choices == {0: ((5, 6, 7), 2, FinishReason.STOP)} and not log.is_unsure
+    log = parse_log([frame(3, 7, attempt=2), frame(1, 9, choice=1)], known=known)
+    assert log.is_unsure and log.choices[1].output == (8, 9)
+
+
+def test_a_tail_of_an_earlier_attempt_than_the_known_one_tells_nothing_for_sure() -> None:
+    """Perhaps its tokens came before those of the later one, and routers have them; perhaps they passed it over."""
+    known = {0: ChoiceLog([5, 6], 2)}
+    for tail in (frame(2, 7, attempt=1), frame(2, attempt=1, finish=FinishReason.STOP)):
+        log = parse_log([tail], known=known)
+        assert log.is_unsure and log.choices[0] == ((5, 6), 1, None)
+    assert not parse_log([frame(0, 5, 6, attempt=1)], known=known).is_unsure
+
+
+def test_an_attempt_that_routers_listen_to_no_more_tells_nothing() -> None:
+    told = [frame(0, 5), frame(1, 6, attempt=1), frame(1, 6), frame(2, 7), frame(3, 8, finish=FinishReason.STOP)]
+    assert parse_log(told).choices[0] == ((5, 6), 1, None)
+    log = parse_log([*told, frame(2, 9, attempt=1, finish=FinishReason.LENGTH)])
+    assert log.choices[0] == ((5, 6, 9), 1, FinishReason.LENGTH)
+
+
+def test_routers_listen_to_an_earlier_attempt_while_it_is_ahead() -> None:
+    told = [frame(0, 5, 6), frame(1, 6, attempt=1), frame(2, 7), frame(2, 7, attempt=1)]
+    assert parse_log(told).choices[0] == ((5, 6, 7), 1, None)
+    log = parse_log([*told, frame(3, 8, finish=FinishReason.STOP), frame(3, 9, attempt=1)])
+    assert log.choices[0] == ((5, 6, 7, 8), 1, FinishReason.STOP)
+
+
+def test_what_was_passed_over_counts_where_a_later_attempt_goes_on_behind_it() -> None:
+    """Its scheduler had adopted the earlier one with its tokens; routers look them up in the log."""
+    told = [frame(0, 5), frame(1, 6, attempt=1), frame(1, 6), frame(2, 7), frame(3, 8)]
+    log = parse_log([*told, frame(4, 9, attempt=2)])
+    assert log.choices[0] == ((5, 6, 7, 8, 9), 2, None)
 
 
 def test_a_finish_at_the_end_is_known() -> None:

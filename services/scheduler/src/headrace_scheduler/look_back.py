@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import structlog
 
+from headrace_scheduler.decisions import ChoiceLog
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import OwnedRequest
 from headrace_scheduler.token_log import RequestLog, read_beyond, read_log
@@ -83,7 +84,7 @@ class LookBack:
         request = owned.request
         if is_new:
             return await read_log(self._bus, request.router, request.request_id)
-        known = {sequence.choice: sequence.output for sequence in owned.sequences}
+        known = {each.choice: ChoiceLog(each.output, each.last_attempt or 0) for each in owned.sequences}
         window = WINDOW + WINDOW_ITERATIONS * self._core().gauges().num_running
         return await read_beyond(self._bus, request, known, window)
 

@@ -1,6 +1,6 @@
 """What the token log tells about a request whose earlier owner, or whose worker, is gone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -16,14 +16,17 @@ from headrace_shared.subjects import TOKENS, tokens_subject
 MAX_LOG_MESSAGES = 200_000
 """Of one request; beyond that the rest is generated again."""
 
+NOTHING = ChoiceLog((), 0)
+
 log = structlog.get_logger(__name__)
 
 
 class RequestLog(NamedTuple):
     choices: dict[int, ChoiceLog]
     has_ended: bool
-    has_gap: bool = False
-    """Some frames follow nothing that is there."""
+    is_unsure: bool = False
+    """Of a part of the log: the whole may tell more. Some frames follow nothing that is there, or are of an attempt
+    before the one that is known."""
 
 
 async def read_log(bus: Bus, router: RouterId, request_id: RequestId, first: int = 0) -> RequestLog:
@@ -32,19 +35,19 @@ async def read_log(bus: Bus, router: RouterId, request_id: RequestId, first: int
     return parse_log((message.data for message in messages), first)
 
 
-async def read_beyond(bus: Bus, request: Request, known: Mapping[int, Sequence[int]], window: int) -> RequestLog:
-    """What the log has beyond the outputs that are `known`, by choice. It is looked for among the last `window`
-    messages of all logs: a long answer has thousands, and of those some are missing at most. Raises BusError."""
+async def read_beyond(bus: Bus, request: Request, known: Mapping[int, ChoiceLog], window: int) -> RequestLog:
+    """What the log has beyond what is `known`, by choice. It is looked for among the last `window` messages of all
+    logs: a long answer has thousands, and of those some are missing at most. Raises BusError."""
     subject = tokens_subject(request.router, request.request_id)
     last = await bus.last(TOKENS.name, subject)
     if last is None:
         return RequestLog({}, False)
     first = first_index(request)
-    if first == 0 or known.get(0):
+    if first == 0 or (0 in known and known[0].output):
         start = max(1, last.stream_sequence - window)
         messages = await bus.read(TOKENS.name, subject, MAX_LOG_MESSAGES, start)
         found = parse_log((message.data for message in messages), known=known)
-        if not found.has_gap:
+        if not found.is_unsure:
             return found
     return await read_log(bus, request.router, request.request_id, first)
 
@@ -55,17 +58,12 @@ def first_index(request: Request) -> int:
     return 1 - len(request.prompt) // TOKEN_BYTES if scores_prompt else 0
 
 
-def parse_log(
-    payloads: Iterable[bytes], first: int = 0, known: Mapping[int, Sequence[int]] | None = None
-) -> RequestLog:
-    """Puts the frames of all attempts together. Only what follows index 0 without a gap counts, in choice 0 what
-    follows index `first`: the log may have lost its beginning. Of an index that was told twice the first time counts,
-    as it does for routers. `known`: outputs that the frames follow, by choice."""
-    reached = first
-    outputs: dict[int, list[int]] = {choice: list(output) for choice, output in (known or {}).items()}
-    attempts: dict[int, int] = {}
-    finishes: dict[int, FinishReason] = {}
-    has_ended = has_gap = False
+def parse_log(payloads: Iterable[bytes], first: int = 0, known: Mapping[int, ChoiceLog] | None = None) -> RequestLog:
+    """Puts the frames of all attempts together, as a router has that missed none of them. Only what follows index 0
+    without a gap counts, in choice 0 what follows index `first`: the log may have lost its beginning. `known`: what the
+    frames follow, by choice, and the latest attempt that anybody was given."""
+    readings: dict[int, _Reading] = {}
+    has_ended = False
     for payload in payloads:
         try:
             message: LogMessage = codec.decode(payload, LogMessage)
@@ -75,22 +73,73 @@ def parse_log(
         if isinstance(message, RequestEnded):
             has_ended = True
             continue
-        attempts[message.choice] = max(message.attempt, attempts.get(message.choice, 0))
-        output = outputs.setdefault(message.choice, [])
-        if message.choice == 0 and message.index <= reached < 0:
-            reached = max(reached, min(0, _ends_at(message)))
-        if message.index < 0 or (message.choice == 0 and reached < 0):
-            continue
-        has_gap = has_gap or message.index > len(output)
-        if message.index <= len(output):
-            output.extend(message.tokens[len(output) - message.index :])
-            if message.finish is not None and _ends_at(message) == len(output):
-                finishes[message.choice] = message.finish
-    choices = {
-        choice: ChoiceLog(tuple(outputs[choice]), attempt, finishes.get(choice)) for choice, attempt in attempts.items()
-    }
-    return RequestLog(choices, has_ended, has_gap)
+        choice = message.choice
+        reading = readings.get(choice)
+        if reading is None:
+            before = (known or {}).get(choice, NOTHING)
+            reading = readings[choice] = _Reading(first if choice == 0 else 0, before)
+        reading.take(message)
+    return RequestLog(
+        {choice: reading.result() for choice, reading in readings.items()},
+        has_ended,
+        any(reading.is_unsure for reading in readings.values()),
+    )
 
 
-def _ends_at(frame: TokenFrame) -> int:
-    return frame.index + len(frame.tokens)
+class _Reading:
+    """One choice, by the rules of the routers' cursors: of an index that was told twice the first time counts, and
+    nothing of an attempt lower than the one that is listened to. A worker that was taken for lost may tell tokens, and
+    even the end, when routers listen to another: going on from those would leave a gap, or end what nobody has got."""
+
+    __slots__ = ("_attempt", "_before", "_finish", "_highest", "_output", "_passed_over", "is_unsure")
+
+    def __init__(self, first: int, known: ChoiceLog) -> None:
+        self._before = first
+        """Up to 0: where the next of the prompt's tokens belongs."""
+        self._output = list(known.output)
+        self._attempt = known.attempt
+        """That is listened to."""
+        self._highest = 0
+        self._finish: FinishReason | None = None
+        self._passed_over: dict[int, tuple[int, int]] = {}
+        """By index: attempt and token."""
+        self.is_unsure = False
+
+    def take(self, frame: TokenFrame) -> None:
+        self._highest = max(self._highest, frame.attempt)
+        end = frame.index + len(frame.tokens)
+        has_news = end > self._next or (end == self._next and frame.finish is not None)
+        if self._finish is not None or not has_news:
+            return
+        if frame.attempt < self._attempt:
+            self._pass_over(frame)
+            return
+        self._fill(frame.index)
+        if frame.index > self._next:
+            self._pass_over(frame)
+            return
+        self._attempt = frame.attempt
+        if frame.index < 0:
+            self._before = min(0, end)
+            return
+        self._output += frame.tokens[len(self._output) - frame.index :]
+        self._finish = frame.finish
+
+    def result(self) -> ChoiceLog:
+        return ChoiceLog(tuple(self._output), self._highest, self._finish)
+
+    @property
+    def _next(self) -> int:
+        return self._before if self._before < 0 else len(self._output)
+
+    def _pass_over(self, frame: TokenFrame) -> None:
+        self.is_unsure = True
+        for index, token in enumerate(frame.tokens, start=frame.index):
+            if frame.attempt >= self._passed_over.get(index, (0, 0))[0]:
+                self._passed_over[index] = frame.attempt, token
+
+    def _fill(self, index: int) -> None:
+        """An attempt begins where its scheduler knew all tokens before. Of those a router that has not got them looks
+        for the ones of the highest attempt."""
+        while 0 <= self._next < index and self._next in self._passed_over:
+            self._output.append(self._passed_over[self._next][1])
