@@ -134,6 +134,39 @@ def test_a_schema_that_refers_to_itself_does_so_in_a_list_of_calls_too() -> None
             jsonschema.validate([{"name": "f", "arguments": bad}], schema)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        {"type": ["object", "null"], "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/p"}], "$defs": {"p": {"type": "object", "required": ["x"]}}},
+        {"type": None, "required": ["x"], "properties": {"x": {"type": "integer"}}},
+    ],
+)
+def test_enforced_arguments_are_an_object_whether_or_not_their_schema_says_so(schema: dict[str, Any]) -> None:
+    """Clients that read them as one had text, or a list, where the schema told properties alone."""
+    named = asked(tools=[tool("f", parameters=schema)], tool_choice=NAMED)
+    required = asked(tools=[tool("f", parameters=schema)], tool_choice="required")
+    assert named.form is not None and required.form is not None
+    arguments, calls = json.loads(named.form.text), json.loads(required.form.text)
+    wrong: list[Any] = ["x", [], None, 1, {}]
+    for value in wrong:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(value, arguments)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate([{"name": "f", "arguments": value}], calls)
+    jsonschema.validate({"x": 1}, arguments)
+    jsonschema.validate([{"name": "f", "arguments": {"x": 1}}], calls)
+
+
+@pytest.mark.parametrize("kind", ["string", "array", ["string", "null"], [], 5])
+@pytest.mark.parametrize("choice", ["auto", "none", "required", NAMED])
+def test_arguments_that_are_no_object_are_refused(kind: Any, choice: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(tools=[tool("g"), tool("f", parameters={"type": kind})], tool_choice=choice)
+    assert (caught.value.param, caught.value.code) == ("tools[1].function.parameters", "invalid_json_schema")
+
+
 @pytest.mark.parametrize("key", ["$defs", "definitions"])
 @pytest.mark.parametrize("wrong", [[1, 2], "x", 5, True, [{"a": {}}]])
 def test_definitions_that_are_none_are_named(key: str, wrong: Any) -> None:

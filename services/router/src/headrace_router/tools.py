@@ -109,7 +109,8 @@ def call_format(template: str) -> CallFormat:
 def _functions(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
     """Schema of the arguments by name."""
     if not 1 <= len(tools) <= MAX_TOOLS:
-        raise InvalidRequest(f"'tools' must have 1 to {MAX_TOOLS} functions.", param="tools", code="empty_array")
+        code = "invalid_value" if tools else "empty_array"
+        raise InvalidRequest(f"'tools' must have 1 to {MAX_TOOLS} functions.", param="tools", code=code)
     functions: dict[str, dict[str, Any]] = {}
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
@@ -123,8 +124,16 @@ def _functions(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
             )
         if name in functions:
             raise InvalidRequest(f"'{where}.function.name' is there twice.", param=f"{where}.function.name")
-        functions[name] = tool.function.parameters or {"type": "object", "properties": {}}
+        functions[name] = _of_object(tool.function.parameters or {"properties": {}}, f"{where}.function.parameters")
     return functions
+
+
+def _of_object(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """Arguments are an object, whether or not their schema says so. Raises InvalidRequest."""
+    given = schema.get("type")
+    if given not in (None, "object") and not (isinstance(given, list) and "object" in given):
+        raise InvalidRequest(f"'{param}.type' must be 'object'.", param=param, code="invalid_json_schema")
+    return schema if given == "object" else {**schema, "type": "object"}
 
 
 def _allowed(given: Any) -> tuple[str, set[str]]:
