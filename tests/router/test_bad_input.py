@@ -73,6 +73,13 @@ async def test_prompts(router: Router, prompt: Any) -> None:
     assert_refused(reply, 400, "prompt")
 
 
+async def test_the_prompt_that_is_wrong_is_named(router: Router) -> None:
+    for prompt, name in ((["a", "", "b"], "'prompt[1]' must"), ([[1], [1, 2], [1] * CONTEXT], "'prompt[2]' has ")):
+        reply = await router.client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+        assert_refused(reply, 400, "prompt")
+        assert name in reply.json()["error"]["message"]
+
+
 async def test_bodies(router: Router) -> None:
     client = router.client
     for path in ("/v1/chat/completions", "/v1/completions"):

@@ -325,6 +325,16 @@ async def test_bad_fields_are_named_and_nothing_is_queued() -> None:
         assert router.worker.requests == []
 
 
+async def test_the_input_that_is_wrong_is_named() -> None:
+    async with running_router(embed) as router:
+        long = await ask(router, input=["a", "b", "x" * 5000])
+        empty = await ask(router, input=["a", ""])
+        alone = await ask(router, input=[""])
+    assert "However, 'input[2]' has " in long.json()["error"]["message"]
+    assert empty.json()["error"]["message"] == "'input[1]' must not be empty."
+    assert alone.json()["error"]["message"] == "'input' must not be empty."
+
+
 async def test_an_unknown_model_is_404() -> None:
     async with running_router(embed) as router:
         assert (await router.client.post("/v1/embeddings", json={"model": "?", "input": "a"})).status_code == 404

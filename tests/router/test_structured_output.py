@@ -27,6 +27,13 @@ def named(schema: Any = SCHEMA, **fields: Any) -> dict[str, Any]:
     ("fields", "kind", "text", "param"),
     [
         ({"response_format": {"type": "json_object"}}, "json", '{"type":"object"}', "response_format"),
+        ({"response_format": {"type": "json_object", "schema": None}}, "json", '{"type":"object"}', "response_format"),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            "json",
+            json.dumps(SCHEMA),
+            "response_format.schema",
+        ),
         ({"response_format": named(strict=True)}, "json", json.dumps(SCHEMA), "response_format.json_schema.schema"),
         ({"response_format": named(None)}, "json", "{}", "response_format.json_schema.schema"),
         ({"structured_outputs": {"json": SCHEMA}}, "json", json.dumps(SCHEMA), "structured_outputs.json"),

@@ -52,6 +52,14 @@ async def test_the_page_runs_only_its_own_scripts_and_asks_nobody_else() -> None
         assert again.status_code == 304 and again.content == b""
 
 
+async def test_who_only_looks_whether_the_page_is_there_hears_that_it_is() -> None:
+    """`curl -I`, say, and what watches sites."""
+    async with running_router(says("abc")) as router:
+        assert (await router.client.head("/")).headers["location"] == "/dashboard"
+        page = await router.client.head("/dashboard")
+        assert page.status_code == 200 and page.content == b"" and int(page.headers["content-length"]) > 0
+
+
 @pytest.mark.parametrize("path", ["nothing.js", "../pages.py", "%2e%2e/pages.py", "vendor", ""])
 async def test_only_the_pages_own_files_are_served(path: str) -> None:
     async with running_router(says("abc")) as router:

@@ -54,9 +54,10 @@ def validate_embedding(body: CompletionBody, card: ModelCard) -> tuple[list[str]
     inputs = _inputs(body)
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise InvalidRequest(f"'input' must hold 1 to {MAX_INPUTS} texts.", param="input")
-    for item in inputs:
+    for number, item in enumerate(inputs):
         if not item:
-            raise InvalidRequest("'input' must not hold anything empty.", param="input", code="empty_prompt")
+            name = "input" if len(inputs) == 1 else f"input[{number}]"
+            raise InvalidRequest(f"'{name}' must not be empty.", param="input", code="empty_prompt")
         if isinstance(item, list) and not 0 <= min(item) <= max(item) < card.vocab_size:
             raise InvalidRequest(f"'input' has token ids that are not 0 to {card.vocab_size - 1}.", param="input")
     _, params = validate_completion(body.model_copy(update={"prompt": "-"}), card, 0)
@@ -76,7 +77,7 @@ def encode_inputs(model: ServedModel, inputs: list[str] | list[list[int]], param
     except InvalidRequest as error:
         if error.param != "prompt":
             raise
-        message = error.message.replace("'prompt'", "'input'").replace("the prompt has", "the input has")
+        message = error.message.replace("'prompt", "'input").replace("the prompt has", "the input has")
         # Its one token is ours: the client has asked for none.
         message = message.replace("1 token was requested", "room for 1 token is needed behind it")
         raise InvalidRequest(message, param="input", code=error.code) from None

@@ -66,21 +66,35 @@ def encode_prompts(
 ) -> list[EncodedPrompt]:
     """Raises InvalidRequest."""
     encoded = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            check_length(model, len(prompt), params.max_tokens, "prompt", shortens=params.truncate_to is not None)
-            encode = partial(model.encoder.encode, add_special_tokens=params.adds_special)
-            ids, is_whole = _ids_of(encode, prompt, params, model, "prompt")
-        else:
-            ids, is_whole = _shortened(prompt, params, model), False
-        text = ""
-        if params.echo:
-            text = prompt if isinstance(prompt, str) and is_whole else model.encoder.decode(ids)
-        encoded.append(_encoded(ids, params, model, "prompt", text))
+    for number, prompt in enumerate(prompts):
+        try:
+            encoded.append(_encode_prompt(model, prompt, params))
+        except InvalidRequest as error:
+            raise error if len(prompts) == 1 else _of_one(error, number) from None
     if params.sampling.num_prompt_logprobs is not None:
         num_tokens = sum(len(each.ids) // 4 for each in encoded)
         check_scores(num_tokens, params.sampling.num_prompt_logprobs, "prompt")
     return encoded
+
+
+def _encode_prompt(model: ServedModel, prompt: str | list[int], params: ValidParams) -> EncodedPrompt:
+    if isinstance(prompt, str):
+        check_length(model, len(prompt), params.max_tokens, "prompt", shortens=params.truncate_to is not None)
+        encode = partial(model.encoder.encode, add_special_tokens=params.adds_special)
+        ids, is_whole = _ids_of(encode, prompt, params, model, "prompt")
+    else:
+        ids, is_whole = _shortened(prompt, params, model), False
+    text = ""
+    if params.echo:
+        text = prompt if isinstance(prompt, str) and is_whole else model.encoder.decode(ids)
+    return _encoded(ids, params, model, "prompt", text)
+
+
+def _of_one(error: InvalidRequest, number: int) -> InvalidRequest:
+    """Says which of several prompts it is about."""
+    message = error.message.replace("'prompt'", f"'prompt[{number}]'")
+    message = message.replace("the prompt has", f"'prompt[{number}]' has")
+    return InvalidRequest(message, param=error.param, code=error.code)
 
 
 def encode_bad_words(model: ServedModel, params: ValidParams) -> tuple[tuple[int, ...], ...]:

@@ -78,6 +78,8 @@ class JsonSchema(_Schema):
 class ResponseFormat(_Schema):
     type: str
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """Of a `json_object`, as other open servers take it."""
 
 
 class StructuredOutputs(_Schema):

@@ -56,6 +56,8 @@ def _of_format(given: ResponseFormat | None) -> list[OutputForm]:
     if given is None or given.type == "text":
         return []
     if given.type == "json_object":
+        if given.schema_ is not None:
+            return [OutputForm("json", _dump(given.schema_), "response_format.schema")]
         return [OutputForm("json", ANY_OBJECT, "response_format")]
     if given.type != "json_schema":
         raise InvalidRequest(

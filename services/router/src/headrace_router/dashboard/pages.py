@@ -40,10 +40,12 @@ def make_dashboard_router(dashboard: Dashboard) -> APIRouter:
     pages = read_files()
     api = "/dashboard/api"
 
+    @router.head("/")
     @router.get("/")
     async def root() -> Response:
         return RedirectResponse("/dashboard", 307)
 
+    @router.head("/dashboard")
     @router.get("/dashboard")
     async def page(request: Request) -> Response:
         return pages[INDEX].respond(request.headers.get("if-none-match"))
