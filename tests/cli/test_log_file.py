@@ -26,6 +26,29 @@ def test_the_last_line_is_of_the_current_life(tmp_path: Path) -> None:
     os.close(second)
 
 
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "logs" / "x.log")
+    os.close(log.open_if_possible())
+    log.path.unlink()
+    log.path.parent.rmdir()
+    assert log.last_line() == ""
+    descriptor = log.open_if_possible()
+    write(descriptor, "one")
+    os.close(descriptor)
+    assert log.last_line() == "one"
+
+
+def test_a_process_starts_though_its_log_cannot_be_written(tmp_path: Path) -> None:
+    """At its restart it would end the whole instance."""
+    log = LogFile(tmp_path / "logs" / "x.log")
+    log.path.parent.touch()
+    descriptor = log.open_if_possible()
+    write(descriptor, "one")
+    os.close(descriptor)
+    log.trim()
+    assert log.last_line() == ""
+
+
 @pytest.mark.parametrize(
     ("written", "line"),
     [

@@ -22,10 +22,20 @@ class LogFile:
         self._start = 0
 
     def open(self) -> int:
-        """A descriptor for the child, in append mode: so it goes on at the end after `trim` has truncated the file."""
+        """A descriptor for the child, in append mode: so it goes on at the end after `trim` has truncated the file.
+        Raises OSError."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._start = os.fstat(descriptor).st_size
         return descriptor
+
+    def open_if_possible(self) -> int:
+        """The same, or /dev/null: to serve without a log is better than not to serve."""
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            return self.open()
+        except OSError as error:
+            log.warning("a process runs without its log", path=str(self.path), error=str(error))
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
     def trim(self) -> None:
         """Bounds the file. What the child writes meanwhile may be lost; and so is the older half where there is no room
@@ -56,7 +66,7 @@ class LogFile:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(size - _TAIL_BYTES, min(self._start, size)))
                 text = file.read(_TAIL_BYTES).decode(errors="replace")
-        except FileNotFoundError:
+        except OSError:
             return ""
         lines = [clean for line in text.splitlines() if (clean := _ESCAPES.sub("", line).strip())]
         return _plain(lines[-1])[:1000] if lines else ""

@@ -102,7 +102,7 @@ class Process:
 
     async def start(self) -> None:
         self.id = self.new_id()
-        log = self.log.open()
+        log = self.log.open_if_possible()
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *tethered(self.spec.command, signal.SIGKILL),
