@@ -14,7 +14,7 @@ def kernels(request: pytest.FixtureRequest) -> Library:
 
 @pytest.mark.parametrize("num_outputs", [1, 16, 100, 576])
 @pytest.mark.parametrize("num_inputs", [32, 576, 1536])
-@pytest.mark.parametrize("num_rows", [1, 3, 9, 16, 17, 24, 70])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 9, 16, 17, 24, 70])
 def test_equals_the_reference_up_to_rounding(
     kernels: Library, num_rows: int, num_inputs: int, num_outputs: int
 ) -> None:

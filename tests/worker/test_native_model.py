@@ -158,3 +158,12 @@ def test_without_a_compiler_it_still_runs(
     assert [record.message for record in caplog.records if record.name == "headrace_worker.forward"] == [
         "no compiled kernels, torch's own are slower: no C++ compiler"
     ]
+
+
+def test_more_rows_than_there_are_cannot_be_sampled(use_variant: None, tmp_path: Path) -> None:
+    """They would be normalized into memory that is as large as the batch."""
+    save_checkpoint(tmp_path, **SIZES)
+    engine = load_tiny(tmp_path)
+    inputs, _ = engine._inputs([slice_of(prompt_of(3), 0, 3)])
+    with pytest.raises(ValueError, match="4 rows are sampled of 3"):
+        engine._forward(inputs._replace(sampled_rows=torch.zeros(4, dtype=torch.int64)))

@@ -1,5 +1,7 @@
 """Weights of 8 and 4 bits: what they stand for, and that a product of theirs does not depend on the batch."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -49,6 +51,16 @@ def test_four_bits_are_found_where_they_are_enough(kernels: Library, num_codes: 
     assert quantize_weight(values, WeightFormat.INT4, kernels).error < LOSSLESS
     noisy = values + scales * 0.1 * torch.randn(20, 64, generator=generator)
     assert quantize_weight(noisy, WeightFormat.INT4, kernels).error > LOSSLESS
+
+
+@pytest.mark.parametrize("format", CODED)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_refused(kernels: Library, format: WeightFormat, number: float) -> None:
+    """It would become a 0 that nobody hears of, and the rest of the matrix would count as without loss."""
+    weight = torch.randn(40, 128)
+    weight[17, 70] = number
+    with pytest.raises(ValueError, match="not finite"):
+        quantize_weight(weight, format, kernels)
 
 
 @pytest.mark.parametrize("format", CODED)

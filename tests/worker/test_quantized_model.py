@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from headrace_shared.errors import ConfigError
 from headrace_worker import forward
@@ -54,3 +55,13 @@ def test_without_kernels_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="int4 needs compiled kernels") as raised:
         load_tiny(tmp_path, quantization="int4", native="off")
     assert raised.value.key == "quantization"
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, quantization: str) -> None:
+    save_checkpoint(tmp_path, **SIZES)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"][5, 7] = torch.nan
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match="not finite"):
+        load_tiny(tmp_path, quantization=quantization)

@@ -1,5 +1,6 @@
 """y = x W^T with packed weights: bfloat16, or 8 or 4 bits."""
 
+import math
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -59,12 +60,15 @@ class Quantized(NamedTuple):
 def quantize_weight(
     weight: Tensor, format: WeightFormat, library: Library | None = None, arena: Arena | None = None
 ) -> Quantized:
-    """weight [outputs, inputs] float32, rounded to 8 or 4 bits. Raises ValueError for what the kernels do not take."""
+    """weight [outputs, inputs] float32, rounded to 8 or 4 bits. Raises ValueError for what the kernels do not take, and
+    for numbers that are not finite: no code stands for them."""
     check_tensor("weight", weight, (None, None), (torch.float32,))
     packed = _room(weight.shape, format, library, arena)
     error = packed.library.functions.headrace_quantize(
         weight.data_ptr(), *weight.shape, format, packed.data.data_ptr(), torch.get_num_threads()
     )
+    if not math.isfinite(error):
+        raise ValueError("weight has numbers that are not finite")
     return Quantized(packed, error)
 
 

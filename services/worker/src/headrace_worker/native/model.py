@@ -190,6 +190,8 @@ class NativeModel:
         check_tensor("positions", positions, (num_tokens,), integers)
         check_tensor("slots", slots, (num_tokens, 2 * shape.num_kv_heads), integers)
         check_tensor("sampled_rows", sampled_rows, (None,), integers)
+        if sampled_rows.shape[0] > num_tokens:
+            raise ValueError(f"{sampled_rows.shape[0]} rows are sampled of {num_tokens}")
         check_range("token_ids", token_ids, shape.vocab_size)
         check_range("positions", positions, self._num_positions)
         check_range("sampled_rows", sampled_rows, num_tokens)

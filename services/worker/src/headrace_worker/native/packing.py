@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace_shared.errors import ConfigError
 from headrace_worker.huge_pages import Arena
 from headrace_worker.models.decoder_weights import Packing
 from headrace_worker.models.weight_bytes import WeightBits
@@ -66,6 +67,12 @@ class QuantizedPacking:
         return self.linear(by_turns(weight), None if bias is None else by_turns(bias))._replace(step=2)
 
     def _packed(self, weight: Tensor) -> PackedWeight:
+        try:
+            return self._quantized(weight)
+        except ValueError as error:
+            raise ConfigError("quantization", f"a matrix cannot be rounded to few bits: {error}") from error
+
+    def _quantized(self, weight: Tensor) -> PackedWeight:
         if self._quantization is Quantization.AUTO:
             exact, error = quantize_weight(weight, WeightFormat.INT4, self._kernels)
             if error <= LOSSLESS:

@@ -24,6 +24,7 @@ HEADRACE_EXPORT void headrace_pack(const bf16* weights, std::int64_t num_outputs
 // y [num_rows, num_outputs] = x [num_rows, num_inputs] W^T (+ bias). `bias` may be null.
 HEADRACE_EXPORT void headrace_linear(const bf16* x, std::int64_t num_rows, std::int64_t num_inputs, const void* packed,
                                      int format, std::int64_t num_outputs, const bf16* bias, bf16* y, int num_threads) {
+    if (num_rows == 0) return;
     const PackedWeights weights{static_cast<const std::byte*>(packed), static_cast<Format>(format)};
     auto body = [&](Team& team) {
         const auto tiles = team.share((num_outputs + kTile - 1) / kTile);

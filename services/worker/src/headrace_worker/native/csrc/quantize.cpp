@@ -193,14 +193,16 @@ double quantize_matrix(const float* weights, std::int64_t num_outputs, std::int6
         all_errors.fetch_add(sum(quantize(values, block)), std::memory_order_relaxed);
         all_squares.fetch_add(sum(squares), std::memory_order_relaxed);
     });
-    return all_squares > 0.0 ? std::sqrt(all_errors / all_squares) : 0.0;
+    // Compared so that what is not a number stays one.
+    return all_squares == 0.0 ? 0.0 : std::sqrt(all_errors / all_squares);
 }
 
 }  // namespace
 
 HEADRACE_EXPORT std::int64_t headrace_block_bytes(int format) { return block_bytes(static_cast<Format>(format)); }
 
-// packed: [tiles][num_inputs / 32] blocks of the format. Returns the relative error.
+// packed: [tiles][num_inputs / 32] blocks of the format. Returns the relative error, which is not
+// finite if a weight is not.
 HEADRACE_EXPORT double headrace_quantize(const float* weights, std::int64_t num_outputs, std::int64_t num_inputs, int format,
                                          void* packed, int num_threads) {
     if (static_cast<Format>(format) == Format::int8)
