@@ -1,6 +1,8 @@
 """Drawing tokens: distributions, filters, penalties, and independence from the batch."""
 
 import math
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,28 @@ import torch
 from torch import Tensor
 
 from headrace_shared.messages import SamplingParams, StopParams
+from headrace_worker import sampling
+from headrace_worker.native.library import Library
 from headrace_worker.race import CHUNK
-from headrace_worker.sampling import HEADS, Drawn, SamplingState, argmax, sample
+from headrace_worker.sampling import HEADS, Drawn, SamplingState, argmax
 from tests.worker.engine_driver import make_admission
+from tests.worker.native_variants import library
 
+KERNELS: Library | None = None
+"""Those that the test draws with; None: torch."""
 VOCAB_SIZE = 5 * CHUNK
 LEAST_PENALTY = 1e-6
 """Routers send no smaller one."""
+
+
+@pytest.fixture(params=["torch", "native", "portable"], autouse=True)
+def use_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = None if request.param == "torch" else library(request.param)
+    monkeypatch.setattr(sys.modules[__name__], "KERNELS", kernels)
+
+
+def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
+    return sampling.sample(logits, states, kernels=KERNELS)
 
 
 def state(

@@ -38,6 +38,11 @@ class Forward(Protocol):
         ...
 
     @property
+    def kernels(self) -> Library | None:
+        """Compiled ones that sampling may use as well."""
+        ...
+
+    @property
     def reads_unwritten(self) -> bool:
         """Attention multiplies what lies behind a sequence's end, by 0: it has to be finite."""
         ...
@@ -113,6 +118,7 @@ def _kernels(
 class TorchForward:
     """One rank's forward pass with torch alone. The cache holds the keys and values of the rank's layers and heads."""
 
+    kernels = None
     reads_unwritten = True
 
     def __init__(

@@ -17,6 +17,11 @@ from torch import Tensor
 
 from headrace_shared.messages import Admission, SamplingParams, TokenLogprobs, TopLogprob
 from headrace_worker.constraint import Constraints, Limit
+from headrace_worker.native.checks import ELEMENT_TYPES
+from headrace_worker.native.library import Library
+from headrace_worker.native.rows import argmax as native_argmax
+from headrace_worker.native.sampling import Filters
+from headrace_worker.native.sampling import draw as native_draw
 from headrace_worker.noise import noise_keys
 from headrace_worker.penalties import Penalties
 from headrace_worker.race import CHUNK, chunk_sums, race
@@ -59,13 +64,12 @@ class SamplingState:
     @property
     def is_plain(self) -> bool:
         """The arg-max of the bare logits is all that is wanted."""
-        return (
-            self.is_greedy
-            and self.penalties is None
-            and self.params.num_logprobs is None
-            and self.forbidden is None
-            and self.constraint is None
-        )
+        return self.is_greedy and self.params.num_logprobs is None and not self.adjusts
+
+    @property
+    def adjusts(self) -> bool:
+        """The logits are changed before anything is drawn."""
+        return self.penalties is not None or self.forbidden is not None or self.constraint is not None
 
     @property
     def problem(self) -> str | None:
@@ -89,21 +93,26 @@ class SamplingState:
             self.constraint.record(token)
 
 
-def sample(logits: Tensor, states: Sequence[SamplingState], constraints: Constraints | None = None) -> list[Drawn]:
+def sample(
+    logits: Tensor,
+    states: Sequence[SamplingState],
+    constraints: Constraints | None = None,
+    kernels: Library | None = None,
+) -> list[Drawn]:
     """logits [rows, vocab_size] of any float type; `states` one a row, which learn of their tokens. `constraints`:
-    those that the states' own are of."""
-    best = argmax(logits)
+    those that the states' own are of. With `kernels` logits must lie in the CPU's memory."""
+    best = argmax(logits, kernels)
     finite = logits.gather(-1, best[:, None]).squeeze(-1).isfinite().tolist()
     tokens: list[int] = best.tolist()
     logprobs: dict[int, TokenLogprobs] = {}
     special = [row for row, state in enumerate(states) if finite[row] and not state.is_plain]
     if special:
         chosen = [states[row] for row in special]
-        scores = _rows(logits, special).to(torch.float32, copy=True)
+        scores = _rows(logits, special).to(torch.float32, copy=any(state.adjusts for state in chosen))
         wanting = [index for index, state in enumerate(chosen) if state.params.num_logprobs is not None]
         raw = F.log_softmax(_rows(scores, wanting), dim=-1) if wanting else None
         _adjust(scores, chosen, constraints)
-        drawn = _draw(scores, chosen)
+        drawn = _draw(scores, chosen, kernels)
         values = drawn.tolist()
         for row, token in zip(special, values, strict=True):
             tokens[row] = token
@@ -132,8 +141,10 @@ def drawn_greedily(tokens: Sequence[int], states: Sequence[SamplingState]) -> li
     return results
 
 
-def argmax(scores: Tensor) -> Tensor:
+def argmax(scores: Tensor, kernels: Library | None = None) -> Tensor:
     """First index of the largest value in each row. In two levels, since torch's arg-max does not vectorize on CPUs."""
+    if kernels is not None and scores.dtype in ELEMENT_TYPES:
+        return native_argmax(scores, library=kernels)
     num_rows, width = scores.shape
     if width % CHUNK:
         return scores.argmax(-1)
@@ -160,28 +171,47 @@ def _adjust(scores: Tensor, states: Sequence[SamplingState], constraints: Constr
                 scores[row].masked_fill_(where, -torch.inf)
 
 
-def _draw(scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
+def _draw(scores: Tensor, states: Sequence[SamplingState], kernels: Library | None) -> Tensor:
     """scores [rows, vocab_size], adjusted -> token ids [rows]."""
-    tokens = argmax(scores)
     random_rows = [row for row, state in enumerate(states) if not state.is_greedy]
+    if kernels is not None and len(random_rows) == len(states):
+        return native_draw(scores, _filters(states), _keys(states), library=kernels)
+    tokens = argmax(scores, kernels)
     if not random_rows:
         return tokens
     index = torch.tensor(random_rows, device=scores.device)
     chosen = [states[row] for row in random_rows]
     selected = _rows(scores, random_rows)
+    if kernels is not None:
+        tokens[index] = native_draw(selected, _filters(chosen), _keys(chosen), library=kernels)
+        return tokens
     peaks = selected.gather(-1, tokens[index][:, None])
     temperatures = _column([state.params.temperature for state in chosen], torch.float32, scores.device)
     # The likeliest token has weight 1 whatever the temperature, so nothing can overflow.
     # Not `exp`: where results are small torch's takes ten times as long, and masked tokens have none but those.
     weights = (selected - peaks).mul_(LOG2_E / temperatures).exp2_()
     _filter(weights, chosen)
-    keys = noise_keys(
-        np.array([state.params.seed for state in chosen], dtype=np.uint64),
-        np.array([state.choice for state in chosen], dtype=np.uint64),
-        np.array([state.num_output for state in chosen], dtype=np.uint64),
-    )
-    tokens[index] = race(weights, torch.from_numpy(keys).to(scores.device))
+    tokens[index] = race(weights, _keys(chosen).to(scores.device))
     return tokens
+
+
+def _keys(states: Sequence[SamplingState]) -> Tensor:
+    keys = noise_keys(
+        np.array([state.params.seed for state in states], dtype=np.uint64),
+        np.array([state.choice for state in states], dtype=np.uint64),
+        np.array([state.num_output for state in states], dtype=np.uint64),
+    )
+    return torch.from_numpy(keys)
+
+
+def _filters(states: Sequence[SamplingState]) -> Filters:
+    params = [state.params for state in states]
+    return Filters(
+        torch.tensor([each.temperature for each in params], dtype=torch.float32),
+        torch.tensor([max(0, each.top_k) for each in params], dtype=torch.int64),
+        torch.tensor([each.top_p for each in params], dtype=torch.float64),
+        torch.tensor([each.min_p for each in params], dtype=torch.float32),
+    )
 
 
 def _filter(weights: Tensor, states: Sequence[SamplingState]) -> None:

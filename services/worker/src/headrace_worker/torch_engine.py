@@ -137,7 +137,7 @@ class TorchEngine:
         logits = self._forward(inputs, hidden)
         self._pool(slices, hidden)
         scored, logits = self._scored(slices, logits)
-        return scored, sample(logits, states, self._constraints) if states else []
+        return scored, sample(logits, states, self._constraints, self._forward.kernels) if states else []
 
     def _scored(self, slices: Sequence[SequenceSlice], logits: Tensor) -> tuple[list[SampledToken], Tensor]:
         """The targets of all slices, and the rows that are sampled from."""

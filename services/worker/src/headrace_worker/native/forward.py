@@ -47,6 +47,7 @@ class NativeForward:
 
     def __init__(self, weights: DecoderWeights[NativeMatrix], cache: KVCache, context: int, kernels: Library) -> None:
         config = weights.config
+        self.kernels = kernels
         self.folds_norms = bool(weights.layers) and weights.layers[0].norms.before_attention is None
         assert weights.embedding is not None and weights.head is not None, "a pipeline stage is not run natively"
         self._block_size = cache.block_size

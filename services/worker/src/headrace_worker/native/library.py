@@ -30,6 +30,7 @@ _SIGNATURES: dict[str, tuple[Sequence[object], object]] = {
     ),
     "headrace_silu_mul": ([_POINTER, _SIZE, _SIZE, _POINTER, _INT, _INT], None),
     "headrace_argmax": ([_POINTER, _SIZE, _SIZE, _POINTER, _INT, _INT], None),
+    "headrace_draw": ([_POINTER, _SIZE, _SIZE, *[_POINTER] * 6, _INT], None),
     "headrace_model_new": ([_POINTER] * 6, _POINTER),
     "headrace_model_free": ([_POINTER], None),
     "headrace_model_run": ([_POINTER, _POINTER, _POINTER, _POINTER, _INT], None),

@@ -12,6 +12,8 @@ from headrace_worker.parallel.torch_group import TorchGroup
 class StageForward:
     """A `forward.Forward` that returns logits in the last stage, and in the others nothing of use to the caller."""
 
+    kernels = None
+
     def __init__(
         self, forward: TorchForward, group: TorchGroup, *, hidden_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
