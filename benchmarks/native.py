@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace_shared.messages import BlockId, SequenceId
+from headrace_shared.messages import BlockId, SamplingParams, SequenceId
 from headrace_worker.attention.cpu import GatherAttention
 from headrace_worker.config import EngineConfig
 from headrace_worker.engine import load as load_engine
@@ -34,7 +34,9 @@ from headrace_worker.native.attention import PagedBatch, paged_attention
 from headrace_worker.native.library import load
 from headrace_worker.native.linear import pack_weight, packed_linear
 from headrace_worker.native.rows import argmax, rms_norm, rotate_and_write, silu_mul
+from headrace_worker.sampling import SamplingState, sample
 from headrace_worker.torch_engine import TorchEngine
+from tests.worker.engine_driver import make_admission
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
 SHAPES = [
@@ -190,6 +192,25 @@ def rows() -> Iterator[Line]:
     )
 
 
+def draws() -> Iterator[Line]:
+    kernels = load()
+    generator = torch.Generator().manual_seed(0)
+    for num_rows in (1, 32):
+        # Some tokens stand out, as in a model's logits.
+        logits = torch.randn(num_rows, VOCAB, generator=generator) * 2.5
+        logits[:, :20] += torch.rand(num_rows, 20, generator=generator) * 12
+        for name, filters in (("temperature", {}), ("top-p 0.9", {"top_p": 0.9}), ("top-k 50", {"top_k": 50})):
+            params = [SamplingParams(seed=row, temperature=0.7, **filters) for row in range(num_rows)]
+            states = [SamplingState(make_admission([1], each), VOCAB) for each in params]
+            yield Line(
+                f"sampling, {name}, {num_rows} rows",
+                partial(sample, logits, states, kernels=kernels),
+                {"torch": partial(sample, logits, states)},
+                logits.nbytes,
+                0,
+            )
+
+
 def load_cpu_engine(threads: int, native: str = "auto", quantization: str = "none") -> TorchEngine:
     config = EngineConfig(
         native=native,
@@ -237,7 +258,7 @@ def main() -> None:
     limits = Limits(clock)
     print(f"kernels: {load().matmul_kind}, threads: {arguments.threads}")
     print(f"{'':44}{'ms':>9}  {'of the limit':16}compared with")
-    for lines in (linears(), attention(), rows(), iterations(arguments.threads)):
+    for lines in (linears(), attention(), rows(), draws(), iterations(arguments.threads)):
         for line in lines:
             best = math.inf
             others = dict.fromkeys(line.others, math.inf)

@@ -64,27 +64,19 @@ class Weights {
         }
         const float peak = maximum(peaks);
         const float scale = kLog2E / temperature;
-        for (std::int64_t i = 0; i < padded_; i += kLanes) {
+        each_chunk([&](std::int64_t i) {
             const Floats power = (part_of(scores, i, size) - peak) * scale;
             const Floats weight = power < splat(-126.0f) ? Floats{} : exp2(power);
-            store(weights_.data() + i, power == Floats{} ? splat(1.0f) : weight);  // exp2 misses it by a rounding
-        }
-        keep(0.0f);
+            return power == Floats{} ? splat(1.0f) : weight;  // exp2 misses it by a rounding
+        });
     }
 
     // Zeroes what is below the threshold.
     void keep(float threshold) {
-        for (std::int64_t chunk = 0; chunk < padded_ / kChunk; ++chunk) {
-            Floats total = {};
-            float* weights = weights_.data() + chunk * kChunk;
-            for (std::int64_t i = 0; i < kChunk; i += kLanes) {
-                const Floats part = load(weights + i);
-                const Floats kept = part >= splat(threshold) ? part : Floats{};
-                store(weights + i, kept);
-                total += kept;
-            }
-            sums_[static_cast<std::size_t>(chunk)] = sum(total);
-        }
+        each_chunk([&](std::int64_t i) {
+            const Floats part = load(weights_.data() + i);
+            return part >= splat(threshold) ? part : Floats{};
+        });
     }
 
     // The k-th greatest weight; all have a place where there are not so many.
@@ -134,15 +126,31 @@ class Weights {
         return load(padded);
     }
 
-    // Those above 0 that are not below the cutoff.
+    // Sets all weights to what weight_of(column) gives for a vector of them, and their sums.
+    template <class WeightOf>
+    void each_chunk(WeightOf&& weight_of) {
+        for (std::int64_t chunk = 0; chunk < padded_ / kChunk; ++chunk) {
+            Floats total = {};
+            for (std::int64_t i = chunk * kChunk; i < (chunk + 1) * kChunk; i += kLanes) {
+                const Floats weights = weight_of(i);
+                store(weights_.data() + i, weights);
+                total += weights;
+            }
+            sums_[static_cast<std::size_t>(chunk)] = sum(total);
+        }
+    }
+
+    // Those above 0 that are not below the cutoff. A chunk that is below it as a whole has none.
     void gather(float cutoff) {
         head_.clear();
-        for (std::int64_t i = 0; i < padded_; i += kLanes) {
-            const Floats part = load(weights_.data() + i);
-            const float greatest = maximum(part);
-            if (!(greatest > 0.0f) || greatest < cutoff) continue;
-            for (int lane = 0; lane < kLanes; ++lane)
-                if (part[lane] > 0.0f && part[lane] >= cutoff) head_.push_back(part[lane]);
+        for (std::int64_t chunk = 0; chunk < padded_ / kChunk; ++chunk) {
+            if (!(sums_[static_cast<std::size_t>(chunk)] >= cutoff)) continue;
+            for (std::int64_t i = chunk * kChunk; i < (chunk + 1) * kChunk; i += kLanes) {
+                const Floats part = load(weights_.data() + i);
+                if (!(maximum(part) >= cutoff)) continue;
+                for (int lane = 0; lane < kLanes; ++lane)
+                    if (part[lane] > 0.0f && part[lane] >= cutoff) head_.push_back(part[lane]);
+            }
         }
     }
 
