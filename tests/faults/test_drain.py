@@ -1,8 +1,10 @@
 """Workers that are drained, parked and promoted under load, and what may go wrong meanwhile: real processes."""
 
 import asyncio
+import signal
 from collections.abc import Sequence
 
+import psutil
 import pytest
 
 from headrace_shared.fleet_messages import CommandKind, WorkerState
@@ -60,6 +62,18 @@ async def has_left(deployment: Deployment, worker: str, timeout_s: float = WAIT_
     async with asyncio.timeout(timeout_s):
         assert await deployment.processes[worker].wait() == 0
     del deployment.processes[worker]
+
+
+async def test_a_worker_whose_terminal_is_closed_hands_its_streams_over(deployment: Deployment, client: Client) -> None:
+    """Everybody in the terminal is told, the worker's own processes too."""
+    await deployment.scheduler(move_after_s=0.3)
+    await workers(deployment, client, 2)
+    requests = await streams(client)
+    worker = psutil.Process(deployment.processes["worker-1"].pid)
+    for process in (worker, *worker.children(recursive=True)):
+        process.send_signal(signal.SIGHUP)
+    await has_left(deployment, "worker-1")
+    await all_exact(client, requests)
 
 
 async def test_a_drained_worker_leaves_and_every_stream_goes_on(deployment: Deployment, client: Client) -> None:

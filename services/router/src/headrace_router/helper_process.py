@@ -22,7 +22,8 @@ NUM_FILES = 8
 def confine(max_memory_bytes: int) -> None:
     """For the start of `main`. `max_memory_bytes`: of address space."""
     end_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the router, which ends this one
+    for number in (signal.SIGINT, signal.SIGHUP):  # from a terminal: for the router, which ends this one
+        signal.signal(number, signal.SIG_IGN)
     # Where memory gets short, this process goes first, and not the router.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -63,8 +63,9 @@ EXIT_REFUSED = 2
 
 def run(load: Loader, argv: list[str]) -> int:
     """Serves one parent over the socket in `argv`. Returns the exit code; an exception of the engine passes through."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # What a terminal sends to all, and others perhaps: the parent finishes what is running, and ends this one.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     keep_turn()
     with socket.socket(fileno=int(argv[0])) as connection:
         frames = read_frames(connection.makefile("rb"))
