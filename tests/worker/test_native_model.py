@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from headrace_worker import forward
 from headrace_worker.native.errors import NativeUnavailable
+from headrace_worker.native.team_size import OFTEN
 from tests.worker.checkpoints import VOCAB_SIZE, prompt_of, save_checkpoint
 from tests.worker.loop_builders import admission
 from tests.worker.native_variants import VARIANTS, library
@@ -59,6 +60,24 @@ def test_results_do_not_depend_on_batch_or_chunks(use_variant: None, tmp_path: P
             others = [slice_of(prompt_of(60, number), 0, 60 - number, number=number) for number in range(1, 4)]
             logits = engine.logits([*others, slice_of(tokens, start, min(start + chunk, 90))])
         assert torch.equal(logits[-1], whole[0]), f"chunks of {chunk}"
+
+
+def test_results_do_not_depend_on_the_number_of_threads(use_variant: None, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **SIZES)
+    engine = load_tiny(tmp_path)
+    few = [slice_of(prompt_of(60, number), 0, 60, number=number) for number in range(3)]
+    engine.logits(few)
+    one_more = [slice_of(prompt_of(61, number), 60, 61, number=number) for number in range(3)]
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            logits = [engine.logits(one_more) for _ in range(2 * OFTEN)]  # some of them with a thread fewer
+            if count == 1:
+                expected = logits[0]
+            assert all(torch.equal(again, expected) for again in logits), count
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_size_of_blocks_changes_next_to_nothing(use_variant: None, tmp_path: Path) -> None:

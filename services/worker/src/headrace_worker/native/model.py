@@ -1,6 +1,7 @@
 """A Llama-shaped bfloat16 model whose whole forward pass is one call into the kernels."""
 
 import ctypes
+import time
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from headrace_worker.native.checks import check_multiple, check_range, check_ten
 from headrace_worker.native.library import Library, load
 from headrace_worker.native.linear import INPUT_STEP, TILE, PackedWeight, pack_weight
 from headrace_worker.native.structures import Adapter, AttentionShape, Batch, LayerWeights, Matrix, ModelShape
+from headrace_worker.native.team_size import TeamSize
 
 _BF16 = (torch.bfloat16,)
 
@@ -153,6 +155,7 @@ class NativeModel:
             rotations.data_ptr(),
         )
         self._run = functions.headrace_model_run
+        self._team_size = TeamSize()
         weakref.finalize(self, functions.headrace_model_free, self._handle)
 
     def set_adapter(self, slot: int, adapter: NativeAdapter | None) -> None:
@@ -228,13 +231,17 @@ class NativeModel:
             _address(hidden),
             _address(tokens),
         )
+        most_threads = torch.get_num_threads()
+        num_threads = self._team_size.choose(num_tokens, most_threads)
+        started = time.perf_counter()
         self._run(
             self._handle,
             ctypes.byref(structure),
             self._pages,
             logits.data_ptr() if tokens is None else None,
-            torch.get_num_threads(),
+            num_threads,
         )
+        self._team_size.observe(num_tokens, most_threads, num_threads, time.perf_counter() - started)
         return logits
 
     def _adapter_table(self, slots: Tensor) -> "ctypes.Array[ctypes.c_void_p]":
