@@ -114,8 +114,8 @@ class ChoiceText:
                 stop_reason = None if token in self._eos_token_ids else token
                 if not self._include_stop:
                     if frame.logprobs and self._scores_end:
-                        end = TokenText(token, self._num_chars, frame.logprobs[i])
-                        self._waiting.append((end, self._num_chars))
+                        shown_end = TokenText(token, self._num_chars, frame.logprobs[i])
+                        self._waiting.append((shown_end, self._num_chars))
                     break
             start = self._num_chars
             text = self._detokenizer.push(token)

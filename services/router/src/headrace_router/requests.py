@@ -61,9 +61,7 @@ def encode_chat(model: ServedModel, chat: ValidChat, text: bytes, params: ValidP
     return [_encoded(_shortened(ids, params, model), params, model, "messages", echoed)]
 
 
-def encode_prompts(
-    model: ServedModel, prompts: list[str] | list[list[int]], params: ValidParams
-) -> list[EncodedPrompt]:
+def encode_prompts(model: ServedModel, prompts: Sequence[str | list[int]], params: ValidParams) -> list[EncodedPrompt]:
     """Raises InvalidRequest."""
     encoded = []
     for number, prompt in enumerate(prompts):
