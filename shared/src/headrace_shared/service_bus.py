@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 from headrace_shared.broker_permissions import Role
 from headrace_shared.common_settings import CommonSettings
+from headrace_shared.errors import ConfigError
 from headrace_shared.nats_bus import NatsBus
 from headrace_shared.service import Service
 from headrace_shared.tasks import done_before
@@ -21,7 +23,7 @@ RECONNECTS = Instrument("counter", "headrace_broker_reconnects_total", "Times th
 @asynccontextmanager
 async def service_bus(service: Service, settings: CommonSettings) -> AsyncIterator[NatsBus]:
     """Connects, and disconnects at the end of the block. The service fails when the connection closes for good, and
-    ends if it is to end before there is one. Raises BusUnavailable."""
+    ends if it is to end before there is one. Raises BusUnavailable, ConfigError."""
     connecting = asyncio.create_task(_connect(service, settings), name="connect")
     if not await done_before(service.draining, connecting):
         service.stop()
@@ -37,8 +39,12 @@ async def service_bus(service: Service, settings: CommonSettings) -> AsyncIterat
 
 
 async def _connect(service: Service, settings: CommonSettings) -> NatsBus:
+    urls = [url.strip() for url in settings.nats_url.split(",")]
+    if not all(map(_is_address, urls)):
+        # It may hold a password.
+        raise ConfigError("nats_url", "must be addresses like nats://127.0.0.1:4222, with commas between them")
     return await NatsBus.connect(
-        [url.strip() for url in settings.nats_url.split(",")],
+        urls,
         name=service.id,
         on_closed=lambda: service.fail("the broker's connection is closed for good"),
         user=settings.nats_user or None,
@@ -48,3 +54,12 @@ async def _connect(service: Service, settings: CommonSettings) -> NatsBus:
         authority=settings.broker_ca,
         num_replicas=settings.nats_replicas,
     )
+
+
+def _is_address(url: str) -> bool:
+    """Else nats-py would find nobody there, again and again."""
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        return bool(parts.hostname) and " " not in url and parts.port != 0
+    except ValueError:
+        return False
