@@ -67,6 +67,15 @@ async def test_stop_strings_over_several_tokens(
         assert answer.outcome() == {0: (text, finish)}
 
 
+async def test_nothing_is_told_of_a_character_that_a_stop_string_takes(client: httpx.AsyncClient) -> None:
+    """One token a byte: its first bytes come before anybody knows which character it will be."""
+    for path, stream in WAYS:
+        logprobs: Any = True if path == CHAT else 1
+        answer = await ask(client, path, {"text": "é🦉🦊"}, stream, stop=["🦊"], logprobs=logprobs, max_tokens=50)
+        assert answer.outcome() == {0: ("é🦉", "stop")}
+        assert len(answer.choices[0].logprobs) == len("é🦉".encode())
+
+
 async def test_only_a_possible_beginning_of_a_stop_string_is_delayed(client: httpx.AsyncClient) -> None:
     for path, stream in WAYS:
         if stream:
