@@ -191,6 +191,15 @@ async def test_cancelling_for_good() -> None:
         assert '"code":"cancelled"' in error.data and done.data == "[DONE]"
 
 
+async def test_what_has_ended_is_not_said_to_be_cancelling() -> None:
+    async with two_routers(says("abc")) as routers:
+        answer = await routers.a.client.post(TEXT, json=body(TEXT, stream=False), headers=RESUMABLE)
+        path = f"/v1/requests/{answer.headers[HELD_ID]}"
+        assert (await routers.b.client.post(f"{path}/cancel")).json()["status"] == "completed"
+        assert not routers.a.worker.cancels
+        assert (await routers.b.client.get(path)).json() == answer.json()
+
+
 async def test_who_may_come_back() -> None:
     async with two_routers(says("abc")) as routers:
         own = {"Authorization": "Bearer one"}

@@ -38,6 +38,9 @@ class _Iteration(NamedTuple):
     parts: list[Part]
     num_prefill_tokens: int
     num_decoding: int
+    """As the composer has it: those with one token, be it a prompt's last or only one."""
+    num_chunk_tokens: int
+    """Of the others."""
 
 
 class IterationLoop:
@@ -151,14 +154,16 @@ class IterationLoop:
         if self._busy_since is None:
             self._busy_since = self._clock()
         self._engine.submit([part for _, part in parts])
-        num_prefill_tokens = num_decoding = 0
+        num_prefill_tokens = num_decoding = num_chunk_tokens = 0
         for sequence, part in parts:
             sequence.submitted(part)
             if part.start < sequence.num_admitted:
                 num_prefill_tokens += part.num_tokens
-            else:
+            if part.num_tokens - part.num_drafts == 1:
                 num_decoding += 1
-        self._in_flight.append(_Iteration(parts, num_prefill_tokens, num_decoding))
+            else:
+                num_chunk_tokens += part.num_tokens
+        self._in_flight.append(_Iteration(parts, num_prefill_tokens, num_decoding, num_chunk_tokens))
         return True
 
     def _able(self) -> Iterator[LoopSequence]:
@@ -212,7 +217,7 @@ class IterationLoop:
         now = self._clock()
         elapsed_s = now - (self._busy_since if self._busy_since is not None else now)
         self._busy_since = now
-        self._pacer.observe(iteration.num_decoding, iteration.num_prefill_tokens, elapsed_s)
+        self._pacer.observe(iteration.num_decoding, iteration.num_chunk_tokens, elapsed_s)
         return self._result(results, iteration.num_prefill_tokens, elapsed_s)
 
     def _advance(
