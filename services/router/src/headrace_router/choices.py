@@ -122,8 +122,8 @@ class ChoiceText:
             self._num_chars += len(text)
             if frame.logprobs:
                 # A part of a character waits for all of it, which may be a stop string.
-                end = self._num_chars + self._detokenizer.is_inside
-                self._waiting.append((TokenText(token, start, frame.logprobs[i]), end))
+                shown_at = self._num_chars + self._detokenizer.is_inside
+                self._waiting.append((TokenText(token, start, frame.logprobs[i]), shown_at))
             # Text that min_tokens forces is no place for a stop string to begin.
             shown += text if self.num_tokens <= self._min_tokens else self._stops.push(text)
             if self._stops.matched is not None:

@@ -63,14 +63,15 @@ def encode_chat(model: ServedModel, chat: ValidChat, text: bytes, params: ValidP
 
 def encode_prompts(model: ServedModel, prompts: Sequence[str | list[int]], params: ValidParams) -> list[EncodedPrompt]:
     """Raises InvalidRequest."""
-    encoded = []
-    for number, prompt in enumerate(prompts):
+    encoded: list[EncodedPrompt] = []
+    each: list[str | list[int]] = [*prompts]
+    for number, prompt in enumerate(each):
         try:
             encoded.append(_encode_prompt(model, prompt, params))
         except InvalidRequest as error:
             raise error if len(prompts) == 1 else _of_one(error, number) from None
     if params.sampling.num_prompt_logprobs is not None:
-        num_tokens = sum(len(each.ids) // 4 for each in encoded)
+        num_tokens = sum(len(one.ids) // 4 for one in encoded)
         check_scores(num_tokens, params.sampling.num_prompt_logprobs, "prompt")
     return encoded
 
