@@ -3,7 +3,16 @@
 from msgspec.structs import replace
 
 from headrace_worker.loop import IterationLoop
-from headrace_worker.pacing import FIRST_CHUNK, LATELY, LONG_TOKENS, SHORT_HEADROOM, SHORT_ITERATIONS, SHORT_S, Pacer
+from headrace_worker.pacing import (
+    ALONE_EVERY,
+    FIRST_CHUNK,
+    LATELY,
+    LONG_TOKENS,
+    SHORT_HEADROOM,
+    SHORT_ITERATIONS,
+    SHORT_S,
+    Pacer,
+)
 from tests.worker.loop_builders import RecordingEngine, admission, run_until_idle
 
 
@@ -63,6 +72,44 @@ def test_what_came_while_nobody_decoded_is_soon_forgotten() -> None:
     for _ in range(10 * LATELY):
         pacer.composed(1, 0)
     assert pacer.short_allowance(1) < 110
+
+
+def test_what_more_decodes_cost_is_not_taken_for_a_prompts_price() -> None:
+    """A long prompt that never leaves a decode alone crept on by the least chunk for ever."""
+    pacer = paced(1e-4, 0.010)
+    for _ in range(4 * ALONE_EVERY):
+        chunk = pacer.allowance(1)
+        pacer.composed(32, 0)
+        pacer.observe(32, chunk, 0.060 + chunk * 1e-4)
+    assert pacer.allowance(1) in range(270, 310), "half of 60 ms at 0.1 ms a token"
+
+
+def test_prompts_wait_for_one_iteration_in_many_whatever_is_measured() -> None:
+    pacer = Pacer(1.5, 2048)
+    allowed = []
+    for _ in range(10 * (ALONE_EVERY + 1)):
+        allowed.append((pacer.allowance(1), pacer.short_allowance(4)))
+        pacer.composed(4, 1)
+        pacer.observe(4, 1, 1.0)
+    assert allowed.count((0, 0)) == 10 and all(
+        long > 0 and short > 0 for long, short in allowed if (long, short) != (0, 0)
+    )
+
+
+def test_prompts_of_one_token_do_not_keep_decodes_from_being_measured() -> None:
+    engine = RecordingEngine(tokens_per_iteration=256)
+
+    def clock() -> float:
+        return sum(0.010 if count == 1 else 0.0001 * count for parts in engine.iterations for _, _, count in parts)
+
+    loop = IterationLoop(engine, clock=clock, decode_slowdown=1.5)
+    loop.admit(admission(1, [5, 6, 7], range(20), max_tokens=200))
+    loop.admit(admission(2, [7] * 1500, range(20, 120), max_tokens=1))
+    for number in range(3, 3 + ALONE_EVERY + 10):
+        loop.admit(admission(number, [5], [120], max_tokens=1))
+        loop.step()
+    beside_decodes = [count for parts in engine.iterations[1:] for sequence, _, count in parts if sequence == 2]
+    assert max(beside_decodes) in range(95, 101), "half of two times 10 ms at 0.1 ms a token"
 
 
 def test_short_prompts_share_what_they_may_beside_decodes_and_long_ones_keep_their_own() -> None:
