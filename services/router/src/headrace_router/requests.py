@@ -64,8 +64,7 @@ def encode_chat(model: ServedModel, chat: ValidChat, text: bytes, params: ValidP
 def encode_prompts(model: ServedModel, prompts: Sequence[str | list[int]], params: ValidParams) -> list[EncodedPrompt]:
     """Raises InvalidRequest."""
     encoded: list[EncodedPrompt] = []
-    each: list[str | list[int]] = [*prompts]
-    for number, prompt in enumerate(each):
+    for number, prompt in enumerate(prompts):
         try:
             encoded.append(_encode_prompt(model, prompt, params))
         except InvalidRequest as error:
