@@ -115,7 +115,7 @@ class RequestStatus(Struct):
 class Cancelling(Struct):
     id: str
     object: Literal["request"]
-    status: Literal["cancelling"]
+    status: str
 
 
 class Health(Struct):

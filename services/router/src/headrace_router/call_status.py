@@ -13,6 +13,8 @@ from headrace_shared.messages import Outcome
 from headrace_shared.subjects import REQUESTS
 
 _STATUS_OF_OUTCOME = {Outcome.FINISHED: "completed"}
+ENDED_STATUSES = frozenset({"completed", Outcome.CANCELLED.value, Outcome.SHED.value, Outcome.FAILED.value})
+"""In which nothing runs any more. Of one that is `expired` perhaps only the log is."""
 
 
 class CallStatus:

@@ -124,8 +124,9 @@ def make_router(parts: Parts) -> APIRouter:
 
     @router.post("/v1/requests/{request_id}/cancel", openapi_extra=operation(Cancelling, errors=(404, 503)))
     async def cancel(request: Request, request_id: str) -> Response:
-        await parts.caller.cancel(identity_of(request.scope), request_id)
-        return json_response({"id": request_id, "object": "request", "status": "cancelling"})
+        """Ends a call that may be resumed. Tells `cancelling`, or how the call had ended before."""
+        status = await parts.caller.cancel(identity_of(request.scope), request_id)
+        return json_response({"id": request_id, "object": "request", "status": status})
 
     @router.head("/v1/models", openapi_extra=operation(ModelList))
     @router.get("/v1/models", openapi_extra=operation(ModelList))
