@@ -14,6 +14,7 @@ from headrace_scheduler.decisions import Credit, WorkerFacts
 from headrace_scheduler.queue_owners import owners, to_steal
 from headrace_scheduler.scheduler import Scheduler
 from headrace_scheduler.sequence import SequenceState
+from headrace_scheduler.stealing import STEAL_S
 from headrace_shared.codec import pack_ids
 from headrace_shared.fleet_messages import ModelCard
 from headrace_shared.messages import (
@@ -33,7 +34,6 @@ from headrace_worker.iteration import EngineFacts, SampledToken, SequenceSlice
 from headrace_worker.loop import IterationLoop
 
 CARD = ModelCard(model="m", tokenizer=b"", vocab_size=1 << 30, context=0, eos_token_ids=())
-STEAL_S = 0.1
 
 
 class Costs(NamedTuple):

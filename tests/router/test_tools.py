@@ -164,7 +164,7 @@ def test_enforced_arguments_are_an_object_whether_or_not_their_schema_says_so(sc
 def test_arguments_that_are_no_object_are_refused(kind: Any, choice: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         asked(tools=[tool("g"), tool("f", parameters={"type": kind})], tool_choice=choice)
-    assert (caught.value.param, caught.value.code) == ("tools[1].function.parameters", "invalid_json_schema")
+    assert (caught.value.param, caught.value.code) == ("tools[1].function.parameters.type", "invalid_json_schema")
 
 
 @pytest.mark.parametrize("key", ["$defs", "definitions"])

@@ -77,7 +77,7 @@ def test_what_came_while_nobody_decoded_is_soon_forgotten() -> None:
 def test_what_more_decodes_cost_is_not_taken_for_a_prompts_price() -> None:
     """A long prompt that never leaves a decode alone crept on by the least chunk for ever."""
     pacer = paced(1e-4, 0.010)
-    for _ in range(4 * ALONE_EVERY):
+    for _ in range(8 * ALONE_EVERY):
         chunk = pacer.allowance(1)
         pacer.composed(32, 0)
         pacer.observe(32, chunk, 0.060 + chunk * 1e-4)

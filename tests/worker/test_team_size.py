@@ -37,10 +37,11 @@ def test_a_single_slow_iteration_changes_little() -> None:
     assert chosen(team_size, OFTEN // 2, lambda size: 2.0 / size) == [2] * (OFTEN // 2)
 
 
-def test_many_rows_and_single_threads_are_left_alone() -> None:
+def test_many_rows_and_other_numbers_of_threads_are_left_alone() -> None:
     team_size = TeamSize()
     assert set(chosen(team_size, 4 * OFTEN, lambda size: size, num_rows=MOST_ROWS + 1)) == {2}
-    assert {team_size.choose(1, 1) for _ in range(4 * OFTEN)} == {1}
+    for num_threads in (1, 3, 8):
+        assert {team_size.choose(1, num_threads) for _ in range(4 * OFTEN)} == {num_threads}
 
 
 def test_numbers_of_rows_are_measured_apart() -> None:

@@ -37,6 +37,8 @@ class Incoming(NamedTuple):
 NO_HEADERS: Mapping[str, str] = {}
 MAX_GATHERED_BYTES = 64 * 1024
 """More is written at once."""
+MOST_ADDED_BYTES = 1 << 16
+"""Headers that the broker adds to a message when it tells it from a stream."""
 MAX_DIGITS = 10
 """Of a size, or of a subscription's number."""
 MAX_TOLD = 200
@@ -62,7 +64,8 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
     async def connect(self, *arguments: Any, **options: Any) -> None:
         await super().connect(*arguments, **options)
         self._socket = socket = self._writer.transport
-        socket.set_protocol(_Reader(socket.get_protocol(), self._handlers, socket.abort))
+        most_bytes = self._max_payload + MOST_ADDED_BYTES
+        socket.set_protocol(_Reader(socket.get_protocol(), self._handlers, socket.abort, most_bytes))
 
     @property
     def unsent_bytes(self) -> int:
@@ -144,9 +147,15 @@ class _Reader(asyncio.Protocol):
     """Takes the messages out of what is read. The rest is for the stream that nats-py reads."""
 
     def __init__(
-        self, stream: Any, handlers: Mapping[int, Callable[[Incoming], None]], abort: Callable[[], None]
+        self,
+        stream: Any,
+        handlers: Mapping[int, Callable[[Incoming], None]],
+        abort: Callable[[], None],
+        most_bytes: int,
     ) -> None:
-        """`stream`: the protocol of nats-py's stream. `abort` gives the connection up."""
+        """`stream`: the protocol of nats-py's stream. `abort` gives the connection up. `most_bytes`: of a message, with
+        its headers; a size beyond it is damaged."""
+        self._most_bytes = most_bytes
         self._stream = stream
         self._abort = abort
         self._handlers = handlers
@@ -169,24 +178,24 @@ class _Reader(asyncio.Protocol):
             begins = end + len(_END)
             if data.startswith((b"MSG ", b"HMSG "), start):
                 line = data[start:end].split(b" ")
-                ends = begins + _number(line, -1)
+                num_sizes = 2 if line[0] == b"HMSG" else 1
+                if not 3 <= len(line) - num_sizes <= 4 or (size := _number(line, -1)) > self._most_bytes:
+                    raise _unreadable(line)
+                ends = begins + size
                 if len(data) < ends + len(_END):
                     break
                 if not data.startswith(_END, ends):
                     raise _unreadable(line)
-                self._deliver(line, data[begins:ends])
+                self._deliver(line, num_sizes, data[begins:ends])
                 start = ends + len(_END)
             else:
                 self._stream.data_received(data[start:begins])
                 start = begins
         self._rest = data[start:]
 
-    def _deliver(self, line: list[bytes], data: bytes) -> None:
+    def _deliver(self, line: list[bytes], num_sizes: int, data: bytes) -> None:
         """`line`: MSG <subject> <number> [reply-to] <size>, or HMSG and the size of the headers before that of all.
         Subjects may hold any bytes but blanks and line ends: what others send must not cost us the connection."""
-        num_sizes = 2 if line[0] == b"HMSG" else 1
-        if not 3 <= len(line) - num_sizes <= 4:
-            raise _unreadable(line)
         handler = self._handlers.get(_number(line, 2))
         if handler is None:  # it was on its way when we unsubscribed
             return

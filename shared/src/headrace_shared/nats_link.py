@@ -215,13 +215,13 @@ class NatsLink:
                 return
             if not isinstance(error, OSError | nats.errors.Error | BusUnavailable | OutcomeUnknown):
                 raise error
-            tell = log.debug if is_told else log.info
-            tell("cannot connect; trying again", error=_reason(error), connection=self._options.name)
-            is_told = True
             if "authorization violation" in str(error).lower():
                 raise BusUnavailable(f"the broker at {', '.join(servers)} refuses our credentials") from error
             if time.monotonic() > deadline:
                 raise BusUnavailable(f"no broker at {', '.join(servers)}: {_reason(error)}") from error
+            tell = log.debug if is_told else log.info
+            tell("cannot connect; trying again", error=_reason(error), connection=self._options.name)
+            is_told = True
             await asyncio.sleep(random.uniform(MIN_RETRY_S, retry_s))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace_shared.bus import Message
 from headrace_shared.errors import BusUnavailable
+from headrace_shared.nats_ack import MAX_DIGITS
 from headrace_shared.nats_client import Incoming
 
 
@@ -29,8 +30,10 @@ def stored_message(reply: Incoming) -> Message:
     message."""
     headers = dict(reply.headers)
     place = headers.get("Nats-Sequence", "")
-    if reply.status or not place.isdecimal() or "Nats-Subject" not in headers:
+    if reply.status:
         raise BusUnavailable(f"{reply.status} {headers.get('Description', '')}")
+    if not (place.isascii() and place.isdigit() and len(place) <= MAX_DIGITS and "Nats-Subject" in headers):
+        raise BusUnavailable("the broker's answer is no stored message")
     own = {key: value for key, value in headers.items() if key not in _READ_HEADERS}
     return Message(headers["Nats-Subject"], reply.data, own, int(place))
 

@@ -115,7 +115,7 @@ class RequestStatus(Struct):
 class Cancelling(Struct):
     id: str
     object: Literal["request"]
-    status: str
+    status: Literal["cancelling", "completed", "cancelled", "expired", "shed", "failed"]
 
 
 class Health(Struct):

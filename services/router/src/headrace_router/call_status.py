@@ -8,13 +8,13 @@ from headrace_router.model_queue import Place
 from headrace_router.queue_reports import fields
 from headrace_router.queue_watch import QueueWatch
 from headrace_router.submission import read_log
-from headrace_shared.bus import Bus
-from headrace_shared.messages import Outcome
-from headrace_shared.subjects import REQUESTS
+from headrace_shared import codec
+from headrace_shared.bus import Bus, Message
+from headrace_shared.errors import ProtocolError
+from headrace_shared.messages import LogMessage, Outcome, RequestEnded
+from headrace_shared.subjects import REQUESTS, TOKENS, tokens_subject
 
 _STATUS_OF_OUTCOME = {Outcome.FINISHED: "completed"}
-ENDED_STATUSES = frozenset({"completed", Outcome.CANCELLED.value, Outcome.SHED.value, Outcome.FAILED.value})
-"""In which nothing runs any more. Of one that is `expired` perhaps only the log is."""
 
 
 class CallStatus:
@@ -33,6 +33,17 @@ class CallStatus:
         status = "queued" if place is not None else "in_progress"
         num_tokens = generation.usage.completion_tokens
         return _status_object(plan.request_id, plan.model.name, plan.created, status, place, num_tokens)
+
+    async def end_of(self, record: CallRecord) -> str | None:
+        """How a held call has ended; None where some of it may still run. Raises BusError."""
+        ends = set()
+        for request in record.requests:
+            last = await self._bus.last(TOKENS.name, tokens_subject(request.router, request.request_id))
+            event = None if last is None else _event_in(last)
+            if not isinstance(event, RequestEnded):
+                return None
+            ends.add(_STATUS_OF_OUTCOME.get(event.outcome, event.outcome.value))
+        return ends.pop() if len(ends) == 1 else None
 
     async def of_record(self, record: CallRecord) -> dict[str, Any]:
         """Of a held call, wherever it was begun. Raises BusError."""
@@ -79,3 +90,11 @@ def _status_object(
         "completion_tokens": num_tokens,
     }
     return shape if place is None else {**shape, **fields(place)}
+
+
+def _event_in(message: Message) -> LogMessage | None:
+    try:
+        event: LogMessage = codec.decode(message.data, LogMessage)
+    except ProtocolError:
+        return None
+    return event

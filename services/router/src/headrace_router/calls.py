@@ -22,7 +22,7 @@ from headrace_router.call import Call, Plan
 from headrace_router.call_meter import CHAT, COMPLETION, EMBEDDINGS
 from headrace_router.call_options import IDEMPOTENCY_KEY, RESUMABLE, CallOptions, read_options
 from headrace_router.call_record import CallRecord, Dialect, prompts_of, record_of
-from headrace_router.call_status import ENDED_STATUSES, CallStatus
+from headrace_router.call_status import CallStatus
 from headrace_router.call_store import CallStore, IdempotencyKey, KeyEntry
 from headrace_router.cancellation import Canceller, QueuedRequest
 from headrace_router.client_fields import tier_of
@@ -214,9 +214,9 @@ class Caller:
         """Ends a held call for good. Returns what becomes of it: `cancelling`, or how it had ended before. Raises
         InvalidRequest or BusError."""
         record = await self._record_of(identity.owner, request_id)
-        before = str((await self._status.of_record(record))["status"])
-        if before in ENDED_STATUSES:
-            return before
+        ended = await self._status.end_of(record)
+        if ended is not None:
+            return ended
         for request in record.requests:
             self._canceller.abort(QueuedRequest(request, None, has_started=True), CancelReason.CLIENT)
         return "cancelling"

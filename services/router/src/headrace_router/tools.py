@@ -132,7 +132,7 @@ def _of_object(schema: dict[str, Any], param: str) -> dict[str, Any]:
     """Arguments are an object, whether or not their schema says so. Raises InvalidRequest."""
     given = schema.get("type")
     if given not in (None, "object") and not (isinstance(given, list) and "object" in given):
-        raise InvalidRequest(f"'{param}.type' must be 'object'.", param=param, code="invalid_json_schema")
+        raise InvalidRequest(f"'{param}.type' must be 'object'.", param=f"{param}.type", code="invalid_json_schema")
     return schema if given == "object" else {**schema, "type": "object"}
 
 

@@ -34,9 +34,9 @@ from headrace_shared.messages import CancelReason, Lane, Outcome, Request, Reque
 from headrace_shared.subjects import ACK_WAIT_S, Queue, queues_of
 
 NUM_PULLERS = 32
-"""Concurrent pulls, shared among the queues of this scheduler; each takes one message at a time. One queue may have
-them all: what begins alike waits in one, and where the broker is 100 ms away each brings only five messages a second.
-"""
+"""Further pulls under way at a time, beside the one of each queue; each takes one message. They are shared among the
+queues of this scheduler, but one may have them all: what begins alike waits in one, and where the broker is 100 ms away
+each pull brings only five messages a second."""
 MIN_HELPERS = 3
 """Of a queue in which more waits, however many others are busy."""
 PULL_S = 0.5
@@ -68,8 +68,8 @@ class _Pulled:
         """Taken from it."""
         self.asked_at: float | None = None
         """When the first pull that is under way was begun."""
-        self.is_busy = False
-        """By what the last pull has brought there is more."""
+        self.num_pending = 0
+        """What the last pull that came back has left in it."""
         self.num_helpers = 0
         """Loops that pull beside the one that always does, while there is more than that brings."""
 
@@ -237,20 +237,20 @@ class Intake:
 
     async def _help(self, pulled: _Pulled) -> None:
         try:
-            while pulled.is_busy and not self._is_stopping and self._is_ours(pulled):
+            while pulled.num_pending and not self._is_stopping and self._is_ours(pulled):
                 await self._pull_when_possible(pulled, is_first=False)
-                if pulled.num_helpers > self._share:
-                    return  # others are busy, too, by now
+                if pulled.num_helpers > min(self._share, pulled.num_pending):
+                    return  # the others bring what is left, or other queues are busy, too, by now
         finally:
             pulled.num_helpers -= 1
             if not pulled.num_helpers:
                 self._helped.discard(pulled)
 
-    def _start_helpers(self, pulled: _Pulled, num_pending: int) -> None:
-        if not num_pending or pulled.queue.lane is Lane.BATCH or self._group is None:
+    def _start_helpers(self, pulled: _Pulled) -> None:
+        if not pulled.num_pending or pulled.queue.lane is Lane.BATCH or self._group is None:
             return
         self._helped.add(pulled)
-        for _ in range(pulled.num_helpers, min(num_pending, self._share)):
+        for _ in range(pulled.num_helpers, min(pulled.num_pending, self._share)):
             pulled.num_helpers += 1
             self._group.create_task(self._help(pulled), name=f"{pulled.spec.name}-helper")
 
@@ -353,11 +353,11 @@ class Intake:
                 self._num_pulling -= 1
         if pulled.queue.lane is Lane.BATCH:
             self._batch_at = self._clock()
-        num_pending = 0
+        pulled.num_pending = 0
         if delivery is not None:  # what is offered again is not counted as pending
-            num_pending = delivery.num_pending if delivery.num_delivered == 1 else NUM_PULLERS
-        pulled.is_busy = num_pending > 0
-        self._start_helpers(pulled, num_pending)
+            again = MIN_HELPERS if delivery.num_delivered > 1 else 0
+            pulled.num_pending = max(delivery.num_pending, again)
+        self._start_helpers(pulled)
         if delivery is not None:
             pulled.last = await self._accept(delivery, pulled_at)
 

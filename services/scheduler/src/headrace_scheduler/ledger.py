@@ -11,12 +11,6 @@ from headrace_scheduler.stay import NEVER, Stay
 from headrace_shared.messages import BlockId, Extension, SequenceId
 
 
-def most_admitted(max_sequences: int) -> int:
-    """Some more than take part in an iteration, so that one that retires is followed by another at once, however long
-    the news of it travels: an eighth."""
-    return max_sequences + max_sequences // 8
-
-
 class PrefixMatch(NamedTuple):
     """What of a sequence's tokens a worker has already computed."""
 
@@ -348,3 +342,9 @@ def _rank(stay: Stay) -> Rank:
 def _sacrifice(stay: Stay) -> tuple[int, bool, Order]:
     assert stay.sequence is not None, stay.sequence_id
     return stay.sequence.sacrifice
+
+
+def most_admitted(max_sequences: int) -> int:
+    """An eighth more than take part in an iteration, so that one that retires is followed by another at once, however
+    long the news of it travels (D14)."""
+    return max_sequences + max_sequences // 8

@@ -12,13 +12,17 @@ from headrace_shared.messages import Lane, RequestId
 from headrace_shared.subjects import REQUESTS, Queue
 
 STEAL_S = 0.1
+"""Pause before queues are looked at; it doubles while nothing is found, up to:"""
 MAX_STEAL_S = 0.8
 STOLEN_PULL_S = 0.2
+"""How long a pull waits there: peers may have been faster."""
 
 log = structlog.get_logger(__name__)
 
 
 class Stealing:
+    """`run` is its task; it returns once `is_over()`."""
+
     def __init__(
         self,
         bus: Bus,
@@ -40,7 +44,7 @@ class Stealing:
         pause_s = STEAL_S
         while not is_over():
             await asyncio.sleep(pause_s)
-            # The list of all queues is not for nothing: who has found none asks ever less often.
+            # To list all queues costs the broker something: who finds nothing asks ever less often.
             pause_s = min(2 * pause_s, MAX_STEAL_S)
             try:
                 while await self._steal():

@@ -16,7 +16,7 @@ from headrace_shared.subjects import TOKENS, tokens_subject
 MAX_LOG_MESSAGES = 200_000
 """Of one request; beyond that the rest is generated again."""
 
-NOTHING = ChoiceLog((), 0)
+_NOTHING = ChoiceLog((), 0)
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +76,7 @@ def parse_log(payloads: Iterable[bytes], first: int = 0, known: Mapping[int, Cho
         choice = message.choice
         reading = readings.get(choice)
         if reading is None:
-            before = (known or {}).get(choice, NOTHING)
+            before = (known or {}).get(choice, _NOTHING)
             reading = readings[choice] = _Reading(first if choice == 0 else 0, before)
         reading.take(message)
     return RequestLog(
@@ -139,7 +139,7 @@ class _Reading:
                 self._passed_over[index] = frame.attempt, token
 
     def _fill(self, index: int) -> None:
-        """An attempt begins where its scheduler knew all tokens before. Of those a router that has not got them looks
-        for the ones of the highest attempt."""
+        """An attempt begins where its scheduler knew all tokens before it. A router that lacks some of those looks them
+        up in the log, and takes the ones of the highest attempt."""
         while 0 <= self._next < index and self._next in self._passed_over:
             self._output.append(self._passed_over[self._next][1])

@@ -39,7 +39,7 @@ class Forward(Protocol):
 
     @property
     def kernels(self) -> Library | None:
-        """Compiled ones that sampling may use as well."""
+        """The compiled ones, with which sampling draws, too; None: torch computes."""
         ...
 
     @property

@@ -38,9 +38,9 @@ class _Iteration(NamedTuple):
     parts: list[Part]
     num_prefill_tokens: int
     num_decoding: int
-    """As the composer has it: those with one token, be it a prompt's last or only one."""
+    """Sequences with one token: those that decode, and a prompt's last or only one, which costs as much."""
     num_chunk_tokens: int
-    """Of the others."""
+    """Of the other sequences."""
 
 
 class IterationLoop:

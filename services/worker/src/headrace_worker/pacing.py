@@ -11,8 +11,8 @@ weights again, which must stay a small part of it). But never to less than `SHOR
 of them for each token generated: else ever more of those who could decode would wait with their prompts.
 
 What decoding alone takes is known from iterations without prompts. Where prompts never cease there would be none, and
-what more sequences and longer contexts cost would be taken for the prompts' own price: one in `ALONE_EVERY` iterations
-therefore leaves them out.
+what more sequences and longer contexts cost would be taken for the prompts' own price: after `ALONE_EVERY` iterations
+one therefore leaves them out.
 """
 
 import math
@@ -31,6 +31,8 @@ ALONE_EVERY = 64
 """Iterations with prompts beside decodes between two that only decode, at most."""
 _NEW = 0.125
 """Weight of a new measurement."""
+MAX_AGE = 5
+"""Of what is known, in iterations: a new measurement replaces half of it at most, since one may have met a hiccup."""
 
 
 class Pacer:
@@ -46,7 +48,7 @@ class Pacer:
         self._share = 0.0
         """Tokens of short prompts for each token generated."""
         self._num_composed = 0
-        """Iterations that decode since the last that was to only decode."""
+        """Iterations that decode since the last one without prompts was composed or seen."""
         self._num_mixed = 0
         """Iterations with prompts since `_decode_s` was measured."""
 
@@ -96,7 +98,7 @@ class Pacer:
             return
         if not num_prompt_tokens:
             self._num_composed = 0
-            self._decode_s = _mixed(self._decode_s, elapsed_s, 1 + self._num_mixed)
+            self._decode_s = _mixed(self._decode_s, elapsed_s, min(1 + self._num_mixed, MAX_AGE))
             self._num_mixed = 0
             return
         self._num_mixed += 1

@@ -3,6 +3,7 @@
 Every step works row by row, so that what a sequence gets does not depend on who shares its batch. All filters become a
 threshold on the weights: nothing is sorted for the plain cases, and what is sorted is only the head of the distribution
 where that is enough. The draw is a race (`race.py`): rounding, which does depend on the batch, hardly ever changes it.
+On a CPU with compiled kernels filters and race are one call (`native/sampling.py`); what is here is its reference.
 """
 
 import math

@@ -2,8 +2,8 @@
 
 The result depends on the sources, the compiler and the processor, so its name does too: whoever changes one of them
 gets a new file, and nobody compiles twice. The file appears by a rename, so that two processes may compile at once. It
-ends with a digest of what is before: what a crash or a full disk left of a file is compiled again, where loading it
-would end the process, or fail at every start.
+ends with a digest of all before it: a file that a crash or a full disk cut short is compiled again. To load it would
+end the process, or fail at every start.
 `python -m headrace_worker.native.build` does it ahead of the first start.
 """
 
@@ -49,7 +49,7 @@ def built_library(defines: Sequence[str] = ()) -> Path:
                 file.write(_digest(fresh.read_bytes()))
             os.replace(fresh, library)
     except OSError as error:
-        raise NativeUnavailable(f"cannot write {folder}: {error}") from error
+        raise NativeUnavailable(f"cannot use {folder}: {error}") from error
     return library
 
 

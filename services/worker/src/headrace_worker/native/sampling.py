@@ -45,6 +45,6 @@ def draw(scores: Tensor, filters: Filters, keys: Tensor, *, library: Library | N
         *(tensor.data_ptr() for tensor in filters),
         keys.data_ptr(),
         output.data_ptr(),
-        torch.get_num_threads(),
+        1 if num_rows == 1 else torch.get_num_threads(),  # one row is one thread's: nobody else need be woken
     )
     return output

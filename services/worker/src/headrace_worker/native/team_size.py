@@ -1,6 +1,6 @@
-"""How many threads compute an iteration of few rows: all, or one fewer. Pure.
+"""Whether one thread or two compute an iteration of few rows, where there are two. Pure.
 
-Few rows take as long as the memory takes to bring the weights, and often one thread fewer gets nearly as much from it.
+Few rows take as long as the memory takes to bring the weights, and often one thread gets nearly as much from it.
 Threads wait for each other a hundred times in an iteration; where other processes use the same cores, each turn that
 one of them takes holds up all, while with a core left to them they hold up nobody. Which is faster depends on the
 machine and on what else runs there now, so it is measured: what is slower has a turn now and then. What is computed
@@ -29,7 +29,7 @@ class TeamSize:
     """Not thread-safe."""
 
     def __init__(self) -> None:
-        self._measured: dict[tuple[int, int], _Measured] = {}
+        self._measured: dict[int, _Measured] = {}
 
     def choose(self, num_rows: int, num_threads: int) -> int:
         """For the next iteration, with `num_threads` at most."""
@@ -59,9 +59,11 @@ class TeamSize:
             measured.until_trial = measured.period
 
     def _of(self, num_rows: int, num_threads: int) -> _Measured | None:
-        if num_threads < 2 or num_rows > MOST_ROWS:
+        # Only a team of one costs no change: GNU OpenMP ends the threads that a smaller team leaves out, with their
+        # buffers, and starts new ones for the next region of all, such as sampling's.
+        if num_threads != 2 or num_rows > MOST_ROWS:
             return None
-        key = (num_rows.bit_length(), num_threads)
-        if key not in self._measured:
-            self._measured[key] = _Measured(num_threads)
-        return self._measured[key]
+        size = num_rows.bit_length()
+        if size not in self._measured:
+            self._measured[size] = _Measured(num_threads)
+        return self._measured[size]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "rows.h"
@@ -12,6 +13,7 @@ using namespace headrace;
 
 namespace {
 
+// As in race.py, which draws the same: tokens of a chunk, and the first clock of a token.
 constexpr std::int64_t kChunk = 128;
 constexpr std::uint64_t kTokenClocks = std::uint64_t{1} << 32;
 // Weights of the likeliest token's 2^-8 and 2^-16: mostly all that top-k and top-p have to look at.
@@ -79,7 +81,7 @@ class Weights {
         });
     }
 
-    // The k-th greatest weight; all have a place where there are not so many.
+    // The k-th greatest weight; 0, which keeps all, where there are fewer.
     float kth(std::int64_t k) {
         for (const float cutoff : kCutoffs) {
             gather(cutoff);
@@ -166,7 +168,7 @@ std::int64_t drawn(const float* scores, std::int64_t size, const Limits& limits)
     if (limits.top_k > 0 && limits.top_k < size) weights.keep(weights.kth(limits.top_k));
     if (limits.top_p < 1.0) weights.keep(weights.nucleus(limits.top_p));
     if (limits.min_p > 0.0f) weights.keep(limits.min_p);
-    return std::min(weights.draw(limits.key), size - 1);
+    return weights.draw(limits.key);
 }
 
 }  // namespace
