@@ -118,7 +118,9 @@ async def test_the_broker_restarts_under_the_whole_system(system: System, nats_s
 
 @pytest.fixture
 async def patient_system(deployment: Deployment) -> AsyncIterator[System]:
-    async with started(deployment) as system:
+    """It refuses nobody for what a wait is expected to be: of an engine that takes as long for one token of a prompt as
+    for thousands it expects too much."""
+    async with started(deployment, max_wait_s=86_400, request_timeout_s=86_400) as system:
         yield system
 
 
