@@ -37,8 +37,8 @@ class Incoming(NamedTuple):
 NO_HEADERS: Mapping[str, str] = {}
 MAX_GATHERED_BYTES = 64 * 1024
 """More is written at once."""
-MOST_ADDED_BYTES = 1 << 16
-"""Headers that the broker adds to a message when it tells it from a stream."""
+MOST_ADDED_BYTES = 1 << 20
+"""What the broker adds to a message when it tells it from a stream; in an answer in JSON it is a third longer, too."""
 MAX_DIGITS = 10
 """Of a size, or of a subscription's number."""
 MAX_TOLD = 200
@@ -64,7 +64,7 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
     async def connect(self, *arguments: Any, **options: Any) -> None:
         await super().connect(*arguments, **options)
         self._socket = socket = self._writer.transport
-        most_bytes = self._max_payload + MOST_ADDED_BYTES
+        most_bytes = 2 * self._max_payload + MOST_ADDED_BYTES
         socket.set_protocol(_Reader(socket.get_protocol(), self._handlers, socket.abort, most_bytes))
 
     @property
