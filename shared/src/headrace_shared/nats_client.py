@@ -37,8 +37,8 @@ class Incoming(NamedTuple):
 NO_HEADERS: Mapping[str, str] = {}
 MAX_GATHERED_BYTES = 64 * 1024
 """More is written at once."""
-MOST_ADDED_BYTES = 1 << 20
-"""What the broker adds to a message when it tells it from a stream; in an answer in JSON it is a third longer, too."""
+MOST_BYTES = 1 << 26
+"""Of what the broker sends in one piece; the longest are lists of 100,000 subjects. A greater size is damaged."""
 MAX_DIGITS = 10
 """Of a size, or of a subscription's number."""
 MAX_TOLD = 200
@@ -64,8 +64,7 @@ class DirectClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py has
     async def connect(self, *arguments: Any, **options: Any) -> None:
         await super().connect(*arguments, **options)
         self._socket = socket = self._writer.transport
-        most_bytes = 2 * self._max_payload + MOST_ADDED_BYTES
-        socket.set_protocol(_Reader(socket.get_protocol(), self._handlers, socket.abort, most_bytes))
+        socket.set_protocol(_Reader(socket.get_protocol(), self._handlers, socket.abort))
 
     @property
     def unsent_bytes(self) -> int:
@@ -151,11 +150,8 @@ class _Reader(asyncio.Protocol):
         stream: Any,
         handlers: Mapping[int, Callable[[Incoming], None]],
         abort: Callable[[], None],
-        most_bytes: int,
     ) -> None:
-        """`stream`: the protocol of nats-py's stream. `abort` gives the connection up. `most_bytes`: of a message, with
-        its headers; a size beyond it is damaged."""
-        self._most_bytes = most_bytes
+        """`stream`: the protocol of nats-py's stream. `abort` gives the connection up."""
         self._stream = stream
         self._abort = abort
         self._handlers = handlers
@@ -179,7 +175,7 @@ class _Reader(asyncio.Protocol):
             if data.startswith((b"MSG ", b"HMSG "), start):
                 line = data[start:end].split(b" ")
                 num_sizes = 2 if line[0] == b"HMSG" else 1
-                if not 3 <= len(line) - num_sizes <= 4 or (size := _number(line, -1)) > self._most_bytes:
+                if not 3 <= len(line) - num_sizes <= 4 or (size := _number(line, -1)) > MOST_BYTES:
                     raise _unreadable(line)
                 ends = begins + size
                 if len(data) < ends + len(_END):
