@@ -175,25 +175,25 @@ def _adjust(scores: Tensor, states: Sequence[SamplingState], constraints: Constr
 def _draw(scores: Tensor, states: Sequence[SamplingState], kernels: Library | None) -> Tensor:
     """scores [rows, vocab_size], adjusted -> token ids [rows]."""
     random_rows = [row for row, state in enumerate(states) if not state.is_greedy]
-    if kernels is not None and len(random_rows) == len(states):
-        return native_draw(scores, _filters(states), _keys(states), library=kernels)
+    if len(random_rows) == len(states):
+        return _draw_at_random(scores, states, kernels)
     tokens = argmax(scores, kernels)
-    if not random_rows:
-        return tokens
-    index = torch.tensor(random_rows, device=scores.device)
-    chosen = [states[row] for row in random_rows]
-    selected = _rows(scores, random_rows)
+    if random_rows:
+        index = torch.tensor(random_rows, device=scores.device)
+        tokens[index] = _draw_at_random(scores[index], [states[row] for row in random_rows], kernels)
+    return tokens
+
+
+def _draw_at_random(scores: Tensor, states: Sequence[SamplingState], kernels: Library | None) -> Tensor:
+    """The same for states none of which is greedy."""
     if kernels is not None:
-        tokens[index] = native_draw(selected, _filters(chosen), _keys(chosen), library=kernels)
-        return tokens
-    peaks = selected.gather(-1, tokens[index][:, None])
-    temperatures = _column([state.params.temperature for state in chosen], torch.float32, scores.device)
+        return native_draw(scores, _filters(states), _keys(states), library=kernels)
+    temperatures = _column([state.params.temperature for state in states], torch.float32, scores.device)
     # The likeliest token has weight 1 whatever the temperature, so nothing can overflow.
     # Not `exp`: where results are small torch's takes ten times as long, and masked tokens have none but those.
-    weights = (selected - peaks).mul_(LOG2_E / temperatures).exp2_()
-    _filter(weights, chosen)
-    tokens[index] = race(weights, _keys(chosen).to(scores.device))
-    return tokens
+    weights = (scores - scores.amax(-1, keepdim=True)).mul_(LOG2_E / temperatures).exp2_()
+    _filter(weights, states)
+    return race(weights, _keys(states).to(scores.device))
 
 
 def _keys(states: Sequence[SamplingState]) -> Tensor:

@@ -18,8 +18,8 @@ _NEW = 0.25
 class _Measured:
     """Iterations of about as many rows."""
 
-    def __init__(self, num_threads: int) -> None:
-        self.best = num_threads
+    def __init__(self) -> None:
+        self.best = 2
         self.average_s: dict[int, float] = {}
         self.period = OFTEN
         self.until_trial = OFTEN
@@ -37,7 +37,7 @@ class TeamSize:
         if measured is None:
             return num_threads
         measured.until_trial -= 1
-        return measured.best if measured.until_trial > 0 else 2 * num_threads - 1 - measured.best
+        return measured.best if measured.until_trial > 0 else 3 - measured.best
 
     def observe(self, num_rows: int, num_threads: int, chosen: int, elapsed_s: float) -> None:
         """`chosen` threads took so long."""
@@ -65,5 +65,5 @@ class TeamSize:
             return None
         size = num_rows.bit_length()
         if size not in self._measured:
-            self._measured[size] = _Measured(num_threads)
+            self._measured[size] = _Measured()
         return self._measured[size]
