@@ -7,12 +7,10 @@ from headrace_router.call_record import CallRecord
 from headrace_router.model_queue import Place
 from headrace_router.queue_reports import fields
 from headrace_router.queue_watch import QueueWatch
-from headrace_router.submission import read_log
-from headrace_shared import codec
-from headrace_shared.bus import Bus, Message
-from headrace_shared.errors import ProtocolError
-from headrace_shared.messages import LogMessage, Outcome, RequestEnded
-from headrace_shared.subjects import REQUESTS, TOKENS, tokens_subject
+from headrace_router.submission import read_end, read_log
+from headrace_shared.bus import Bus
+from headrace_shared.messages import Outcome
+from headrace_shared.subjects import REQUESTS
 
 _STATUS_OF_OUTCOME = {Outcome.FINISHED: "completed"}
 
@@ -38,11 +36,10 @@ class CallStatus:
         """How a held call has ended; None where some of it may still run. Raises BusError."""
         ends = set()
         for request in record.requests:
-            last = await self._bus.last(TOKENS.name, tokens_subject(request.router, request.request_id))
-            event = None if last is None else _event_in(last)
-            if not isinstance(event, RequestEnded):
+            ended = await read_end(self._bus, request)
+            if ended is None:
                 return None
-            ends.add(_STATUS_OF_OUTCOME.get(event.outcome, event.outcome.value))
+            ends.add(_STATUS_OF_OUTCOME.get(ended.outcome, ended.outcome.value))
         return ends.pop() if len(ends) == 1 else None
 
     async def of_record(self, record: CallRecord) -> dict[str, Any]:
@@ -90,11 +87,3 @@ def _status_object(
         "completion_tokens": num_tokens,
     }
     return shape if place is None else {**shape, **fields(place)}
-
-
-def _event_in(message: Message) -> LogMessage | None:
-    try:
-        event: LogMessage = codec.decode(message.data, LogMessage)
-    except ProtocolError:
-        return None
-    return event

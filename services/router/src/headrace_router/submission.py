@@ -114,3 +114,14 @@ async def read_events(bus: Bus, request: Request) -> list[LoggedEvent]:
         except ProtocolError as error:
             log.warning("undecodable event in the log", request_id=request.request_id, error=str(error))
     return events
+
+
+async def read_end(bus: Bus, request: Request) -> RequestEnded | None:
+    """The request's end, if its log has come to that: the last message alone is read. Raises BusError."""
+    message = await bus.last(TOKENS.name, tokens_subject(request.router, request.request_id))
+    try:
+        event: LogMessage | None = None if message is None else decode(message.data, LogMessage)
+    except ProtocolError as error:
+        log.warning("undecodable event in the log", request_id=request.request_id, error=str(error))
+        return None
+    return event if isinstance(event, RequestEnded) else None
